@@ -1,0 +1,51 @@
+# make run, make test: the two commands. Everything is written inside this folder,
+# apart from pip's own cache.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# Matplotlib would otherwise write its font list into the home directory.
+export MPLCONFIGDIR := $(CURDIR)/$(VENV)/matplotlib
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test check bench docs clean
+
+help:
+	@echo "make run     install into $(VENV) and run the demonstration"
+	@echo "make test    install into $(VENV) and run the tests"
+	@echo "make check   linters, types, import contracts, docstrings"
+	@echo "make bench   speed and accuracy against peers, as ratios"
+	@echo "make docs    check the documentation's code and links"
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet \
+	  --constraint constraints.txt --editable ".[dev]"
+	@mkdir -p $(MPLCONFIGDIR)
+	@touch $@
+
+run: install
+	$(BIN)/coulomb demo
+
+test: install check
+	$(BIN)/python -m pytest
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	git ls-files 'src/*.py' | xargs $(BIN)/numpydoc lint
+
+bench: install
+	$(BIN)/python benchmarks/dynamics.py
+	$(BIN)/python benchmarks/accuracy.py
+
+docs: install
+	$(BIN)/python -m pytest tests/docs
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""What every layer may use: errors, checks, the registry, random streams, progress."""

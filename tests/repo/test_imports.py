@@ -1,0 +1,50 @@
+"""What importing costs, and what the package shows."""
+
+import subprocess
+import sys
+
+import pytest
+
+import coulomb
+
+HEAVY = ["torch", "numpy", "scipy", "sklearn", "numba", "matplotlib", "pandas"]
+
+
+def run_python(code):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+
+
+@pytest.mark.parametrize("module", ["coulomb", "coulomb.cli.main"])
+def test_nothing_heavy_is_imported(module):
+    code = f"import sys, {module}; print(*[m for m in {HEAVY} if m in sys.modules])"
+    assert run_python(code).split() == []
+
+
+def test_the_core_does_not_import_scikit_learn():
+    code = "import sys, coulomb.dynamics.loop; print('sklearn' in sys.modules)"
+    assert run_python(code).strip() == "False"
+
+
+@pytest.mark.parametrize("name", [n for n in coulomb.__all__ if n != "__version__"])
+def test_every_public_name_is_there_and_documented(name):
+    assert getattr(coulomb, name).__doc__
+    assert name in dir(coulomb)
+
+
+def test_unknown_names():
+    with pytest.raises(AttributeError, match="no attribute 'Magnet'"):
+        coulomb.Magnet  # noqa: B018
+
+
+def test_help_is_quick_to_import():
+    """Less than half a second of imports, counted by the interpreter itself."""
+    out = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", "import coulomb.cli.main"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stderr
+    names = {line.rsplit("|", 1)[-1].strip() for line in out.splitlines()}
+    assert not names & set(HEAVY)
