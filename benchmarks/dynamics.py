@@ -1,0 +1,281 @@
+"""Whole Langevin steps against a straightforward numpy loop, as ratios.
+
+One step moves N = 300 particles in p = 5 dimensions by the alignment gradient on n
+samples, log repulsion and noise; drawing the noise is part of the step on both sides.
+The roofline is the time to compute only the sines and cosines, n x N of each, block by
+block in cache, by the fastest means at hand.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numba
+import numpy as np
+import torch
+
+from coulomb.kernels import _loops
+from coulomb.kernels.fourier import FourierData
+from coulomb.kernels.langevin import langevin_steps, warm_up
+from coulomb.kernels.riesz import riesz_sums
+
+N, P = 300, 5
+STEP, NOISE, STRENGTH, RADIUS, CLIP = 1.0, 0.1, 0.01, 5.0, 10.0
+BLOCK = 4096
+TARGETS = {"numpy_float64": 50.0, "numpy_float32": 12.0, "roofline": 2.5}
+
+
+def problem(n: int, real: type) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(n)
+    x = rng.standard_normal((n, P)).astype(real)
+    y = np.sign(rng.standard_normal(n)).astype(real)
+    return x, y, rng.standard_normal((N, P)).astype(real)
+
+
+def numpy_step(
+    x: np.ndarray, y: np.ndarray, w: np.ndarray, noise: np.ndarray
+) -> np.ndarray:
+    """Write the step down as one would, with whole arrays."""
+    n, count = len(x), len(w)
+    angles = x @ w.T  # (n, N)
+    cos, sin = np.cos(angles), np.sin(angles)
+    c, s = y @ cos, y @ sin  # (N,)
+    slope = y[:, None] * (cos * s - sin * c)
+    drift = (-2 / (n * (n - 1))) * (slope.T @ x)
+    gaps = w[:, None] - w[None]  # (N, N, p)
+    squares = (gaps**2).sum(axis=2)
+    np.fill_diagonal(squares, np.inf)
+    drift += STRENGTH / (count - 1) * -(gaps / squares[:, :, None]).sum(axis=1)
+    length = np.linalg.norm(drift, axis=1, keepdims=True)
+    drift *= np.minimum(1, CLIP / length)
+    moved = w - STEP * drift + NOISE * noise
+    length = np.linalg.norm(moved, axis=1, keepdims=True)
+    return moved * np.minimum(1, RADIUS / length)
+
+
+def numpy_run(n: int, real: type) -> Callable[[int], object]:
+    x, y, start = problem(n, real)
+    rng = np.random.default_rng(0)
+
+    def run(steps: int) -> object:
+        w = start
+        for _ in range(steps):
+            w = numpy_step(x, y, w, rng.standard_normal(w.shape, dtype=w.dtype))
+        return w
+
+    return run
+
+
+def our_run(n: int, threads: int, batch: int | None = None) -> Callable[[int], object]:
+    x, y, start = problem(n, np.float32)
+    data = FourierData.of(x, y[:, None])
+    rng = np.random.default_rng(0)
+    size = n if batch is None else batch
+
+    def run(steps: int) -> object:
+        noise = rng.standard_normal((steps, N, P), dtype=np.float32)
+        noise *= np.float32(NOISE)
+        batches = None if batch is None else rng.integers(0, n, size=(steps, batch))
+        return langevin_steps(
+            *(start, noise, np.full(steps, STEP), data),
+            scale=1 / (size * (size - 1)),
+            batches=batches,
+            strength=STRENGTH,
+            clip=CLIP,
+            radius=RADIUS,
+            threads=threads,
+        )
+
+    return run
+
+
+def check_same_step(n: int) -> None:
+    """Stop unless both sides make the same step."""
+    x, y, w = problem(n, np.float64)
+    noise = np.random.default_rng(1).standard_normal((1, N, P))
+    ours = langevin_steps(
+        *(w, NOISE * noise, np.full(1, STEP), FourierData.of(x, y[:, None])),
+        scale=1 / (n * (n - 1)),
+        strength=STRENGTH,
+        clip=CLIP,
+        radius=RADIUS,
+    )
+    np.testing.assert_allclose(ours.positions, numpy_step(x, y, w, noise[0]), 1e-9)
+
+
+def roofline_runs(n: int, threads: int) -> dict[str, Callable[[int], object]]:
+    """Only sines and cosines, n x N per step, over the same number of threads."""
+    rng = np.random.default_rng(0)
+    pool = ThreadPoolExecutor(threads)
+
+    def spread(work: Callable[[int], None], steps: int) -> None:
+        blocks = max(1, round(steps * n * N / BLOCK / threads))
+        list(pool.map(work, [blocks] * threads))
+
+    def polynomial(count: int) -> None:
+        angles = rng.standard_normal(BLOCK).astype(np.float32)
+        sine, cosine = np.empty_like(angles), np.empty_like(angles)
+        for _ in range(count):
+            _loops.sincos_row(angles, sine, cosine)
+
+    def library(count: int) -> None:
+        angles = torch.randn(BLOCK)
+        sine, cosine = torch.empty_like(angles), torch.empty_like(angles)
+        for _ in range(count):
+            torch.sin(angles, out=sine)
+            torch.cos(angles, out=cosine)
+
+    return {
+        "own": lambda steps: spread(polynomial, steps),
+        "torch": lambda steps: spread(library, steps),
+    }
+
+
+def numpy_repulsion(w: np.ndarray) -> np.ndarray:
+    """Sum log forces by differences, in blocks of rows: the whole array is 2 GB."""
+    parts = []
+    for rows in np.array_split(np.arange(len(w)), max(1, len(w) // 250)):
+        gaps = w[rows, None] - w[None]
+        squares = (gaps**2).sum(axis=2)
+        squares[np.arange(len(rows)), rows] = np.inf
+        parts.append(-(gaps / squares[:, :, None]).sum(axis=1) / (len(w) - 1))
+    return np.concatenate(parts)
+
+
+def medians(
+    runs: dict[str, tuple[Callable[[int], object], int]], repeats: int
+) -> dict[str, float]:
+    """Time every run in turn, again and again: load hits all of them alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for repeat in range(repeats + 1):
+        for name, (run, steps) in runs.items():
+            start = time.perf_counter()
+            run(steps)
+            if repeat:
+                seconds[name].append((time.perf_counter() - start) / steps)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def row(name: str, n: int, seconds: float, **ratios: float) -> dict[str, object]:
+    return {"name": name, "n": n, "seconds_per_step": seconds, "ratios": ratios}
+
+
+def step_rows(n: int, threads: int, quick: bool) -> list[dict[str, object]]:
+    check_same_step(n)
+    long = max(1, (2 if quick else 5) * 140_000 // (n + 1000))
+    runs = {
+        "full batch": (our_run(n, threads), long),
+        "numpy float64": (numpy_run(n, np.float64), 1 if n > 5000 else 3),
+        "numpy float32": (numpy_run(n, np.float32), 1 if n > 5000 else 3),
+    }
+    if n > 256:
+        runs["minibatch 256"] = (our_run(n, threads, batch=256), 200)
+    for name, run in roofline_runs(n, threads).items():
+        runs[f"sincos {name}"] = (run, long)
+    times = medians(runs, 3 if quick else 9)
+    limit = min(times["sincos own"], times["sincos torch"])
+    rows = []
+    for name in [each for each in ("full batch", "minibatch 256") if each in times]:
+        ours = times[name]
+        ratios = {
+            "numpy_float64": times["numpy float64"] / ours,
+            "numpy_float32": times["numpy float32"] / ours,
+        }
+        if name == "full batch":
+            ratios["roofline"] = ours / limit
+        rows.append(row(name, n, ours, **ratios))
+    done = {each["name"] for each in rows}
+    return rows + [row(each, n, t) for each, t in times.items() if each not in done]
+
+
+def repulsion_row(count: int, threads: int, quick: bool) -> dict[str, object]:
+    w = np.random.default_rng(0).standard_normal((count, P)).astype(np.float32)
+    runs = {
+        "ours": (lambda _: riesz_sums(w, s=0.0, threads=threads), 1),
+        "numpy": (lambda _: numpy_repulsion(w), 1),
+    }
+    times = medians(runs, 1 if quick else 3)
+    ratio = times["numpy"] / times["ours"]
+    name = f"repulsion, potential and force, N = {count}"
+    return row(name, 0, times["ours"], numpy_float32=ratio)
+
+
+def judged(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Say for every target whether it is met."""
+    verdicts = []
+    for each in rows:
+        if each["name"] != "full batch":
+            continue
+        ratios = each["ratios"]
+        assert isinstance(ratios, dict)
+        for ratio, target in TARGETS.items():
+            if ratio != "numpy_float64" and each["n"] != 14000:
+                continue
+            value = ratios[ratio]
+            met = value <= target if ratio == "roofline" else value >= target
+            verdicts.append(
+                {"n": each["n"], "ratio": ratio, "target": target}
+                | {"value": value, "met": bool(met)}
+            )
+    return verdicts
+
+
+def show(rows: list[dict[str, object]], verdicts: list[dict[str, object]]) -> None:
+    print(f"{'':42}{'n':>7}{'x numpy f64':>13}{'x numpy f32':>13}{'/ sincos':>10}")
+    for each in rows:
+        ratios = each["ratios"]
+        assert isinstance(ratios, dict)
+        if ratios:
+            cells = [
+                f"{ratios[key]:{width}.1f}" if key in ratios else " " * width
+                for key, width in (
+                    ("numpy_float64", 13),
+                    ("numpy_float32", 13),
+                    ("roofline", 10),
+                )
+            ]
+            print(f"{each['name']:42}{each['n'] or '':>7}{''.join(cells)}")
+    for each in verdicts:
+        word = "met" if each["met"] else "MISSED"
+        print(
+            f"target {each['ratio']} {each['target']:g} at n = {each['n']}: "
+            f"{each['value']:.1f}, {word}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write all numbers to this file")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="fewer repeats")
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # the roofline brings its own threads
+    warm_up()
+    rows = []
+    for n in (70, 1400, 14000):
+        rows += step_rows(n, options.threads, options.quick)
+    for count in (N, 10_000):
+        rows.append(repulsion_row(count, options.threads, options.quick))
+    verdicts = judged(rows)
+    show(rows, verdicts)
+    if options.json:
+        machine = {
+            "cores": os.cpu_count(),
+            "threads": options.threads,
+            "processor": platform.processor() or platform.machine(),
+            "numba": numba.__version__,
+            "numpy": np.__version__,
+            "torch": torch.__version__,
+        }
+        report = {"machine": machine, "rows": rows, "targets": verdicts}
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+
+import coulomb
+from coulomb.kernels import available
+from coulomb.kernels.fourier import FourierData
+
+SOURCE = Path(coulomb.__file__).parents[1]
+
+
+def run(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "PYTHONPATH": str(SOURCE), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_switched_off_by_the_environment(monkeypatch):
+    assert available()
+    monkeypatch.setenv("COULOMB_NUMBA", "0")
+    assert not available()
+
+
+def test_importing_needs_no_numba():
+    result = run(
+        """
+        import sys
+        sys.modules["numba"] = None
+        import coulomb.kernels, coulomb.kernels.fourier, coulomb.kernels.riesz
+        import coulomb.kernels.langevin, coulomb.kernels.threads
+        assert not coulomb.kernels.available()
+        print(coulomb.kernels.riesz.index_directions(2, 1).shape)
+        """
+    )
+    assert result.stdout.strip() == "(2, 1)", result.stderr
+
+
+def test_importing_does_not_import_numba():
+    result = run(
+        """
+        import sys
+        import coulomb.kernels.langevin
+        print("numba" in sys.modules)
+        """
+    )
+    assert result.stdout.strip() == "False", result.stderr
+
+
+def test_compiles_where_nothing_can_be_cached(tmp_path):
+    # Folders that cannot exist stop even the superuser from writing.
+    shutil.copytree(
+        SOURCE / "coulomb",
+        tmp_path / "coulomb",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    (tmp_path / "coulomb/kernels/__pycache__").touch()
+    result = run(
+        """
+        import numpy as np
+        from coulomb.kernels import _loops
+        a = np.zeros(8, np.float32)
+        _loops.sincos_row(a, a.copy(), a)
+        print(_loops.__file__, a[0])
+        """,
+        PYTHONPATH=str(tmp_path),
+        PYTHONDONTWRITEBYTECODE="1",
+        HOME="/dev/null",
+        XDG_CACHE_HOME="/dev/null",
+        NUMBA_CACHE_DIR="",
+    )
+    assert str(tmp_path) in result.stdout, result.stderr
+    assert result.stdout.split()[-1] == "1.0"
+
+
+def test_a_forked_child_computes_again(rng):
+    # In a process of its own: pytest's may hold threads that fork warns about.
+    result = run(
+        """
+        import os, signal, warnings
+        import numpy as np
+        from coulomb.kernels.fourier import FourierData
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(3000, 5)).astype("f4")
+        data = FourierData.of(x, x[:, :1])
+        first = data.alignment(x[:400], scale=1.0, threads=2)[1]
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            again = data.alignment(x[:400], scale=1.0, threads=2)[1]
+            os._exit(0 if np.array_equal(first, again) else 3)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        """
+    )
+    assert result.stdout.strip() == "0", result.stderr
+
+
+def test_data_take_the_type_of_the_samples(rng):
+    data = FourierData.of(rng.normal(size=(5, 2)).astype("f4"), np.ones((5, 1)))
+    assert data.targets.dtype == np.float32
