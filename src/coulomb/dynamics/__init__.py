@@ -1,0 +1,1 @@
+"""Moving the particles: starting laws, samplers, the run loop, stopping, resampling."""

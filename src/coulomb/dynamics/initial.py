@@ -1,0 +1,355 @@
+"""Starting laws: where the particles are before they learn."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+
+from coulomb._support.checks import check_count, check_real
+from coulomb._support.errors import ParameterError
+from coulomb._support.registry import Registry
+
+
+class AbstractLaw(ABC):
+    """A law of the positions."""
+
+    @abstractmethod
+    def draw(
+        self,
+        n: int,
+        dim: int,
+        *,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float64,
+    ) -> Tensor:
+        """Draw positions.
+
+        Parameters
+        ----------
+        n
+            Number of particles.
+        dim
+            Number of coordinates.
+        generator
+            The source of randomness.
+        dtype
+            Of the positions.
+
+        Returns
+        -------
+        Tensor
+            Shape `(n, dim)`.
+        """
+
+
+starting_laws: Registry[AbstractLaw] = Registry("start")
+
+
+@starting_laws.add("gaussian")
+@dataclass(frozen=True)
+class Gaussian(AbstractLaw):
+    """Independent normal coordinates.
+
+    `variance = 2 gamma` is the spectral law of the kernel `exp(-gamma |x - x'|^2)`.
+
+    Parameters
+    ----------
+    variance
+        Of each coordinate.
+
+    Examples
+    --------
+    >>> Gaussian(2.0).draw(3, 2, generator=torch.Generator().manual_seed(0)).shape
+    torch.Size([3, 2])
+    """
+
+    variance: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_real("variance", self.variance, above=0)
+
+    def draw(
+        self,
+        n: int,
+        dim: int,
+        *,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float64,
+    ) -> Tensor:
+        standard = torch.randn(n, dim, generator=generator, dtype=torch.float64)
+        return (math.sqrt(self.variance) * standard).to(dtype)
+
+
+@starting_laws.add("orthogonal")
+@dataclass(frozen=True)
+class Orthogonal(AbstractLaw):
+    """Orthogonal blocks with the norms of Gaussian vectors (Yu et al. 2016).
+
+    Each particle has the law of a Gaussian one; within a block of `dim` particles the
+    directions are orthogonal, which lowers the variance of the kernel.
+
+    Parameters
+    ----------
+    variance
+        Of each coordinate.
+    """
+
+    variance: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_real("variance", self.variance, above=0)
+
+    def draw(
+        self,
+        n: int,
+        dim: int,
+        *,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float64,
+    ) -> Tensor:
+        blocks = math.ceil(n / dim)
+        square = torch.randn(blocks, dim, dim, generator=generator, dtype=torch.float64)
+        basis, triangle = torch.linalg.qr(square)
+        # The sign makes the basis uniform over rotations, not only orthogonal.
+        basis = basis * triangle.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+        lengths = torch.randn(n, dim, generator=generator, dtype=torch.float64)
+        directions = basis.mT.reshape(-1, dim)[:n]
+        scaled = directions * vector_norm(lengths, dim=-1, keepdim=True)
+        return (math.sqrt(self.variance) * scaled).to(dtype)
+
+
+@starting_laws.add("sparse")
+@dataclass(frozen=True)
+class Sparse(AbstractLaw):
+    """Gaussian particles that live on a few coordinates each.
+
+    Parameters
+    ----------
+    coordinates
+        How many coordinates a particle has; all of them if there are fewer.
+    variance
+        Of each of these coordinates.
+
+    Examples
+    --------
+    >>> law = Sparse(coordinates=1)
+    >>> drawn = law.draw(5, 3, generator=torch.Generator().manual_seed(0))
+    >>> (drawn != 0).sum(dim=1)
+    tensor([1, 1, 1, 1, 1])
+    """
+
+    coordinates: int = 2
+    variance: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_count("coordinates", self.coordinates)
+        check_real("variance", self.variance, above=0)
+
+    def draw(
+        self,
+        n: int,
+        dim: int,
+        *,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float64,
+    ) -> Tensor:
+        order = torch.rand(n, dim, generator=generator).argsort(dim=-1, stable=True)
+        mask = (order < self.coordinates).to(torch.float64)
+        standard = torch.randn(n, dim, generator=generator, dtype=torch.float64)
+        return (math.sqrt(self.variance) * standard * mask).to(dtype)
+
+
+class Component(NamedTuple):
+    """One part of a mixture of spectral laws."""
+
+    coordinates: int  # how many a particle lives on; 0 for all
+    bandwidth: float  # m: the kernel is exp(-(m/k) r^2) on k coordinates
+    absolute: bool = False  # then it is exp(-m r^2)
+
+    @property
+    def variance(self) -> float:
+        """The variance of each coordinate a particle lives on."""
+        return 2 * self.bandwidth / (1 if self.absolute else self.coordinates)
+
+
+class SpectralDraw(NamedTuple):
+    """Particles of a mixture, with what they came from."""
+
+    positions: Tensor  # (n, dim)
+    mask: Tensor  # (n, dim), ones on a particle's own coordinates
+    variance: Tensor  # (n,), of each of these coordinates
+
+
+@starting_laws.add("spectral-mixture")
+@dataclass(frozen=True)
+class SpectralMixture(AbstractLaw):
+    """A mixture of Gaussian spectral laws on few or many coordinates, in equal shares.
+
+    Parameters
+    ----------
+    components
+        The parts; those that are the same in `dim` coordinates count once.
+
+    Examples
+    --------
+    >>> law = SpectralMixture((Component(1, 1.0), Component(0, 0.5)))
+    >>> drawn = law.draw_parts(4, 2, generator=torch.Generator().manual_seed(0))
+    >>> drawn.mask.sum(dim=1), drawn.variance
+    (tensor([1., 1., 2., 2.], dtype=torch.float64),
+     tensor([2.0000, 2.0000, 0.5000, 0.5000], dtype=torch.float64))
+    """
+
+    components: tuple[Component, ...] = (Component(0, 1.0),)
+
+    def resolve(self, dim: int) -> tuple[Component, ...]:
+        """Write the components with the number of coordinates they have in `dim`.
+
+        Parameters
+        ----------
+        dim
+            Number of coordinates there are.
+
+        Returns
+        -------
+        tuple
+            Distinct components, in order.
+        """
+        parts = (
+            part._replace(coordinates=min(part.coordinates or dim, dim))
+            for part in self.components
+        )
+        return tuple(dict.fromkeys(parts))
+
+    def draw_parts(
+        self, n: int, dim: int, *, generator: torch.Generator
+    ) -> SpectralDraw:
+        """Draw particles together with their coordinates and variances.
+
+        Parameters
+        ----------
+        n
+            Number of particles.
+        dim
+            Number of coordinates.
+        generator
+            The source of randomness.
+
+        Returns
+        -------
+        SpectralDraw
+            In float64, component after component.
+        """
+        parts = self.resolve(dim)
+        positions, masks, variances = [], [], []
+        for index, part in enumerate(parts):
+            count = n * (index + 1) // len(parts) - n * index // len(parts)
+            law = Sparse(part.coordinates, part.variance)
+            drawn = law.draw(count, dim, generator=generator)
+            positions.append(drawn)
+            masks.append((drawn != 0).to(drawn.dtype))
+            variances.append(torch.full((count,), part.variance, dtype=drawn.dtype))
+        return SpectralDraw(
+            torch.cat(positions), torch.cat(masks), torch.cat(variances)
+        )
+
+    def draw(
+        self,
+        n: int,
+        dim: int,
+        *,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float64,
+    ) -> Tensor:
+        return self.draw_parts(n, dim, generator=generator).positions.to(dtype)
+
+
+@starting_laws.add("uniform-ball")
+@dataclass(frozen=True)
+class UniformBall(AbstractLaw):
+    """Uniform in the centred ball.
+
+    Parameters
+    ----------
+    radius
+        Of the ball.
+    """
+
+    radius: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_real("radius", self.radius, above=0)
+
+    def draw(
+        self,
+        n: int,
+        dim: int,
+        *,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float64,
+    ) -> Tensor:
+        direction = torch.randn(n, dim, generator=generator, dtype=torch.float64)
+        direction = direction / vector_norm(direction, dim=-1, keepdim=True)
+        depth = torch.rand(n, 1, generator=generator, dtype=torch.float64)
+        return (self.radius * depth.pow(1 / dim) * direction).to(dtype)
+
+
+@starting_laws.add("uniform-box")
+@dataclass(frozen=True)
+class UniformBox(AbstractLaw):
+    """Uniform in the box `[lower, upper]^dim`.
+
+    Parameters
+    ----------
+    lower, upper
+        The sides.
+    """
+
+    lower: float = -1.0
+    upper: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_real("lower", self.lower)
+        check_real("upper", self.upper)
+        if not self.lower < self.upper:
+            raise ParameterError(
+                f"`upper` must be greater than `lower`; got {self.upper!r} and "
+                f"{self.lower!r}. Swap them?"
+            )
+
+    def draw(
+        self,
+        n: int,
+        dim: int,
+        *,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float64,
+    ) -> Tensor:
+        unit = torch.rand(n, dim, generator=generator, dtype=torch.float64)
+        return (self.lower + (self.upper - self.lower) * unit).to(dtype)
+
+
+def draw_phases(
+    n: int, *, generator: torch.Generator, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Draw phases uniformly from `[0, 2 pi)`.
+
+    Parameters
+    ----------
+    n
+        Number of particles.
+    generator
+        The source of randomness.
+    dtype
+        Of the phases.
+
+    Returns
+    -------
+    Tensor
+        Shape `(n,)`.
+    """
+    unit = torch.rand(n, generator=generator, dtype=torch.float64)
+    return (2 * math.pi * unit).to(dtype)

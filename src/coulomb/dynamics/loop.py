@@ -1,0 +1,312 @@
+"""The one run loop: steps, history, stop rules, callbacks, progress, saved state.
+
+A run is a function of its state: particles, step, generator and history. Saving the
+state and going on later gives the same trajectory, to the bit.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from coulomb._support.checks import check_count
+from coulomb._support.errors import DivergedError, FileFormatError
+from coulomb._support.files import write_whole
+from coulomb._support.progress import progress_bar
+from coulomb.dynamics.langevin import AbstractSampler, Info, State
+from coulomb.dynamics.stopping import AbstractStopRule, StopReason
+from coulomb.energy import Hamiltonian
+from coulomb.features import Particles
+from coulomb.objectives import AbstractObjective
+
+FORMAT = "coulomb-run-1"
+
+Callback = Callable[["Run"], bool | None]
+
+
+@dataclass
+class Run:
+    """A run in progress, or its end.
+
+    Parameters
+    ----------
+    state
+        Where the particles are.
+    generator
+        The source of randomness, as it is after the last step.
+    history
+        One record every `record_every` steps.
+    windows
+        Mean positions over the last full windows.
+    reason
+        Why the run ended; None while it has not.
+    """
+
+    state: State
+    generator: torch.Generator
+    history: list[dict[str, Any]] = field(default_factory=list)
+    windows: list[Tensor] = field(default_factory=list)
+    reason: StopReason | None = None
+    _window_sum: Tensor | None = None
+    _window_count: int = 0
+
+    @property
+    def particles(self) -> Particles:
+        """The configuration."""
+        return self.state.particles
+
+
+@dataclass(frozen=True, eq=False)
+class RunSettings:
+    """How a run is driven; none of it changes the trajectory before it stops.
+
+    Parameters
+    ----------
+    max_steps
+        The last step.
+    record_every
+        Steps between records; stop rules are asked at records.
+    window
+        Records that are averaged before two windows are compared.
+    stop
+        Rules; the first to answer ends the run.
+    held_out
+        An objective on other data; minus its energy is recorded as "held_out".
+    callbacks
+        Called with the run at each record; True ends it.
+    progress
+        Show a bar; None shows it on a terminal only.
+    """
+
+    max_steps: int
+    record_every: int = 10
+    window: int = 5
+    stop: Sequence[AbstractStopRule] = ()
+    held_out: AbstractObjective | None = None
+    callbacks: Sequence[Callback] = ()
+    progress: bool | None = False
+
+    def __post_init__(self) -> None:
+        check_count("max_steps", self.max_steps, at_least=0)
+        check_count("record_every", self.record_every)
+        check_count("window", self.window)
+
+
+def start(
+    sampler: AbstractSampler, particles: Particles, *, generator: torch.Generator
+) -> Run:
+    """Begin a run.
+
+    Parameters
+    ----------
+    sampler
+        How the particles move.
+    particles
+        Where they are.
+    generator
+        The source of randomness.
+
+    Returns
+    -------
+    Run
+        At step zero, with an empty history.
+    """
+    return Run(sampler.init(particles), generator)
+
+
+def proceed(
+    run: Run, sampler: AbstractSampler, energy: Hamiltonian, settings: RunSettings
+) -> Run:
+    """Go on until a rule or the step limit ends the run.
+
+    Parameters
+    ----------
+    run
+        Where to go on from; it is changed.
+    sampler
+        How the particles move.
+    energy
+        What moves them.
+    settings
+        How the run is driven.
+
+    Returns
+    -------
+    Run
+        The same object, with its reason.
+
+    Examples
+    --------
+    >>> from coulomb.dynamics.langevin import ProjectedLangevin
+    >>> from coulomb.objectives import GaussianPrior
+    >>> sampler = ProjectedLangevin(0.1, inverse_temperature=math.inf)
+    >>> energy = Hamiltonian(GaussianPrior(1.0, inverse_temperature=1.0))
+    >>> particles = Particles(torch.ones(2, 1))
+    >>> run = start(sampler, particles, generator=torch.Generator())
+    >>> proceed(run, sampler, energy, RunSettings(max_steps=20)).reason
+    <StopReason.MAX_STEPS: 'all steps were made'>
+    """
+    run.reason = None
+    if not run.history:
+        run.history.append(_record(run, energy, settings, None))
+    remaining = max(0, settings.max_steps - run.state.step)
+    with progress_bar("moving particles", remaining, visible=settings.progress) as show:
+        while run.reason is None and run.state.step < settings.max_steps:
+            steps = _until_record(run.state.step, settings)
+            run.state, info = sampler.advance(
+                run.state, energy, steps, generator=run.generator
+            )
+            _refuse_divergence(run)
+            run.history.append(_record(run, energy, settings, info))
+            _add_to_window(run, settings.window)
+            run.reason = _asked_to_stop(run, settings)
+            show(steps, note=_note(run.history[-1]))
+    run.reason = run.reason or StopReason.MAX_STEPS
+    return run
+
+
+def _until_record(step: int, settings: RunSettings) -> int:
+    # Records are at multiples of `record_every`, wherever the run was interrupted.
+    next_record = (step // settings.record_every + 1) * settings.record_every
+    return min(next_record, settings.max_steps) - step
+
+
+def _refuse_divergence(run: Run) -> None:
+    if not bool(torch.isfinite(run.particles.positions).all()):
+        raise DivergedError(
+            f"The particles left the numbers before step {run.state.step}; use a "
+            "smaller `step_size`, a `clip` or a bounded `domain`."
+        )
+
+
+def _record(
+    run: Run, energy: Hamiltonian, settings: RunSettings, info: Info | None
+) -> dict[str, Any]:
+    with torch.no_grad():
+        # Random pair sums are drawn from a copy: looking must not change the run.
+        watcher = torch.Generator().manual_seed(run.state.step)
+        terms = energy.terms(run.particles, generator=watcher)
+    record: dict[str, Any] = {
+        "step": run.state.step,
+        "energy": _number(terms.total),
+        "alignment": -_number(terms.alignment),
+        "repulsion": _number(terms.repulsion),
+        "prior": _number(terms.prior),
+    }
+    if info is not None:
+        record["displacement"] = math.sqrt(info.displacement)
+        record["drift"] = math.sqrt(info.drift)
+        record["noise"] = math.sqrt(info.noise)
+        record["accepted"] = info.accepted
+    if settings.held_out is not None:
+        record["held_out"] = -_number(settings.held_out.energy(run.particles))
+    return record
+
+
+def _number(values: Tensor) -> float:
+    return float(values.detach().double().mean())
+
+
+def _note(record: dict[str, Any]) -> str:
+    note = f"energy {record['energy']:.4g}, alignment {record['alignment']:.4g}"
+    if "held_out" in record:
+        note += f", held out {record['held_out']:.4g}"
+    return note
+
+
+def _add_to_window(run: Run, size: int) -> None:
+    positions = run.particles.positions.detach().double()
+    total = positions if run._window_sum is None else run._window_sum + positions
+    run._window_sum, run._window_count = total, run._window_count + 1
+    if run._window_count == size:
+        run.windows = [*run.windows[-1:], run._window_sum / size]
+        run._window_sum, run._window_count = None, 0
+
+
+def _asked_to_stop(run: Run, settings: RunSettings) -> StopReason | None:
+    for rule in settings.stop:
+        reason = rule.check(run.history, run.windows)
+        if reason is not None:
+            return reason
+    answers = [callback(run) for callback in settings.callbacks]
+    return StopReason.CALLBACK if any(answers) else None
+
+
+def save_run(run: Run, path: str | Path) -> None:
+    """Write a run to one safetensors file, whole or not at all.
+
+    Parameters
+    ----------
+    run
+        The run.
+    path
+        The file to make or replace.
+    """
+    tensors = {
+        "positions": run.particles.positions.detach(),
+        "generator": run.generator.get_state(),
+    }
+    if run.particles.phases is not None:
+        tensors["phases"] = run.particles.phases.detach()
+    for index, window in enumerate(run.windows):
+        tensors[f"window_{index}"] = window
+    if run._window_sum is not None:
+        tensors["window_sum"] = run._window_sum
+    about = {
+        "format": FORMAT,
+        "step": run.state.step,
+        "history": run.history,
+        "window_count": run._window_count,
+        "reason": run.reason.name if run.reason else None,
+    }
+    tensors = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+    metadata = {"coulomb": json.dumps(about)}
+    write_whole(Path(path), lambda file: save_file(tensors, file, metadata=metadata))
+
+
+def load_run(path: str | Path) -> Run:
+    """Read a run that `save_run` wrote.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Returns
+    -------
+    Run
+        Ready for `proceed`.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("coulomb", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise FileFormatError(f"{path} is not a saved run: {error}.") from error
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise FileFormatError(
+            f"{path} is not a saved run: its format is not {FORMAT!r}."
+        )
+    generator = torch.Generator()
+    try:
+        generator.set_state(tensors["generator"])
+        particles = Particles(tensors["positions"], tensors.get("phases"))
+        reason = StopReason[about["reason"]] if about["reason"] else None
+        return Run(
+            State(particles, int(about["step"])),
+            generator,
+            list(about["history"]),
+            [tensors[name] for name in ("window_0", "window_1") if name in tensors],
+            reason,
+            tensors.get("window_sum"),
+            int(about["window_count"]),
+        )
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise FileFormatError(f"{path} is a damaged run: {error}.") from error
