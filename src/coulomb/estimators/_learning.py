@@ -1,0 +1,361 @@
+"""From data to particles: draw candidates, bend their law, let them move."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coulomb._support.streams import make_generator
+from coulomb.domains import AbstractDomain, Masked
+from coulomb.dynamics.initial import SpectralDraw, SpectralMixture
+from coulomb.dynamics.langevin import ProjectedLangevin
+from coulomb.dynamics.loop import Run, RunSettings, proceed, start
+from coulomb.dynamics.resampling import (
+    choose_uniformly,
+    effective_sample_size,
+    gibbs_weights,
+    resamplers,
+    temperature_of_divergence,
+)
+from coulomb.dynamics.stopping import AbstractStopRule, HeldOut, Settled, StopReason
+from coulomb.energy import Hamiltonian
+from coulomb.estimators._selection import CAUTIOUS, REFERENCE, Trial, choose_law
+from coulomb.features import AbstractFeatureMap, Fourier, Particles
+from coulomb.interactions import (
+    AbstractInteraction,
+    AbstractPairSum,
+    ExactSum,
+    FarFieldSum,
+)
+from coulomb.objectives import (
+    AbstractSampled,
+    Alignment,
+    FourierAlignment,
+    GaussianPrior,
+    Sample,
+)
+
+# Fewer different rows than this cannot tell laws apart.
+_ENOUGH_TO_CHOOSE = 50
+_ROWS_TO_CHOOSE = 2000  # more rows change a choice little and cost much
+_ROWS_TO_WEIGH = 20_000  # for the energies of thousands of candidates
+_MANY_PARTICLES = 5000  # above, pairs are summed with a far field
+_STEP = 0.02  # of the fastest relaxation: eta = beta * step * variance
+_VALIDATION = 0.2
+_STREAMS = {"start": 0, "selection": 1, "moves": 2, "choice": 3, "held-out": 4}
+
+
+@dataclass(frozen=True, eq=False)
+class LearningSettings:
+    """What a fit is asked to do, with every name resolved.
+
+    `inverse_temperature` None lets the data choose, `n_candidates` None starts from the
+    law itself, `step_size` None follows the temperature.
+    """
+
+    n_components: int
+    n_particles: int
+    laws: dict[str, SpectralMixture]
+    inverse_temperature: float | None
+    divergences: tuple[float, ...]
+    n_candidates: int | None
+    max_iter: int
+    tol: float
+    step_size: float | None
+    interaction: AbstractInteraction
+    strength: float
+    domain: AbstractDomain
+    clip: float
+    prior: bool
+    feature_map: AbstractFeatureMap
+    batch_size: int | None
+    full_batch_up_to: int
+    distinct_pairs: bool
+    resample: str
+    stopping: str
+    seed: int
+    progress: bool
+
+
+class Learned(NamedTuple):
+    """The end of a fit."""
+
+    run: Run
+    draw: SpectralDraw  # mask and variance of every particle
+    law: str
+    divergence: float | None
+    inverse_temperature: float
+    trials: list[Trial]
+    chosen: Tensor  # indices of the particles that become features
+    effective_sample_size: float
+
+
+def learn(
+    sample: Sample, order: Tensor, distinct_rows: int, settings: LearningSettings
+) -> Learned:
+    """Learn particles from scratch.
+
+    Parameters
+    ----------
+    sample
+        Standardised inputs, labels, weights.
+    order
+        Rows sorted by label, for balanced folds.
+    distinct_rows
+        How many different rows there are.
+    settings
+        What to do.
+
+    Returns
+    -------
+    Learned
+        Particles and how they came about.
+    """
+    law, divergence, trials = _choose(sample, order, distinct_rows, settings)
+    draw, beta, size = _draw_start(sample, law, divergence, settings)
+    run = _move(sample, draw, beta, settings)
+    chosen, weighted_size = _choose_particles(run, sample, draw, beta, settings)
+    return Learned(
+        run, draw, law, divergence, beta, trials, chosen, weighted_size or size
+    )
+
+
+def go_on(sample: Sample, learned: Learned, settings: LearningSettings) -> Learned:
+    """Let learned particles move on, with other data.
+
+    Parameters
+    ----------
+    sample
+        Standardised inputs, labels, weights.
+    learned
+        Where to go on from.
+    settings
+        What to do.
+
+    Returns
+    -------
+    Learned
+        The same with a longer run.
+    """
+    draw = learned.draw._replace(positions=learned.run.particles.positions)
+    moved = _move(sample, draw, learned.inverse_temperature, settings, learned.run)
+    return learned._replace(run=moved, draw=draw)
+
+
+def fixed(dim: int, settings: LearningSettings) -> tuple[Particles, str]:
+    """Draw features that have learned nothing, from the first law.
+
+    Parameters
+    ----------
+    dim
+        Number of coordinates.
+    settings
+        What to do.
+
+    Returns
+    -------
+    tuple
+        Particles and the name of their law.
+    """
+    name, law = next(iter(settings.laws.items()))
+    generator = _stream(settings, "start")
+    positions = law.draw(settings.n_components, dim, generator=generator)
+    return Particles(settings.domain.project(positions)), name
+
+
+def _stream(settings: LearningSettings, name: str) -> torch.Generator:
+    return make_generator(settings.seed, _STREAMS[name])
+
+
+def _choose(
+    sample: Sample, order: Tensor, distinct_rows: int, settings: LearningSettings
+) -> tuple[str, float | None, list[Trial]]:
+    first = next(iter(settings.laws))
+    if settings.inverse_temperature is not None:
+        divergences: tuple[float, ...] = ()
+    else:
+        divergences = settings.divergences
+    if len(settings.laws) * max(1, len(divergences)) == 1:
+        return first, divergences[0] if divergences else None, []
+    fourier = isinstance(settings.feature_map, Fourier)
+    if distinct_rows < _ENOUGH_TO_CHOOSE or not fourier or not divergences:
+        law, divergence = CAUTIOUS if distinct_rows < _ENOUGH_TO_CHOOSE else REFERENCE
+        known = law if law in settings.laws else first
+        return known, divergence if divergences else None, []
+    rows = order
+    if len(order) > _ROWS_TO_CHOOSE:
+        drawn = torch.randperm(len(order), generator=_stream(settings, "held-out"))
+        rows = order[drawn[:_ROWS_TO_CHOOSE].sort().values]
+    best, trials = choose_law(
+        sample.x[rows],
+        sample.labels[rows],
+        sample.probabilities[rows],
+        laws=settings.laws,
+        divergences=divergences,
+        order=torch.arange(len(rows)),
+        n_candidates=settings.n_candidates or settings.n_particles,
+        n_features=settings.n_components,
+        generator=_stream(settings, "selection"),
+    )
+    return best.law, best.divergence, trials
+
+
+def _draw_start(
+    sample: Sample, law: str, divergence: float | None, settings: LearningSettings
+) -> tuple[SpectralDraw, float, float]:
+    """Draw candidates and keep `n_particles` of them by their Gibbs weights."""
+    generator = _stream(settings, "start")
+    dim, count = sample.x.shape[1], settings.n_particles
+    n_candidates = settings.n_candidates or count
+    draw = settings.laws[law].draw_parts(n_candidates, dim, generator=generator)
+    draw = draw._replace(positions=settings.domain.project(draw.positions))
+    draw = SpectralDraw(*(part.to(sample.x) for part in draw))
+    if settings.n_candidates is None:
+        assert settings.inverse_temperature is not None
+        return draw, settings.inverse_temperature, float(count)
+    energy = _candidate_energies(sample, draw.positions, settings)
+    beta = settings.inverse_temperature
+    if beta is None:
+        beta = temperature_of_divergence(energy, divergence or 0.0)
+    weights = gibbs_weights(energy.double(), beta)
+    chosen = resamplers.build("systematic")(weights, count, generator=generator)
+    kept = SpectralDraw(*(part[chosen] for part in draw))
+    return kept, beta, effective_sample_size(weights)
+
+
+def _candidate_energies(
+    sample: Sample, positions: Tensor, settings: LearningSettings
+) -> Tensor:
+    if sample.size > _ROWS_TO_WEIGH:
+        generator = _stream(settings, "held-out")
+        rows = torch.randperm(sample.size, generator=generator)[:_ROWS_TO_WEIGH]
+        weights = sample.weights
+        if weights is not None:
+            weights = weights[rows] / weights[rows].sum()
+        sample = Sample(sample.x[rows], sample.labels[rows], weights)
+    objective = _objective(sample, settings)
+    phases = torch.zeros(len(positions), dtype=positions.dtype)
+    blocks = zip(torch.split(positions, 512), torch.split(phases, 512), strict=True)
+    with torch.no_grad():
+        return torch.cat(
+            [objective.field(Particles(*block)).potential for block in blocks]
+        )
+
+
+def _objective(sample: Sample, settings: LearningSettings) -> AbstractSampled:
+    if isinstance(settings.feature_map, Fourier):
+        return FourierAlignment(sample, settings.distinct_pairs)
+    return Alignment(sample, settings.feature_map, settings.distinct_pairs)
+
+
+def _move(
+    sample: Sample,
+    draw: SpectralDraw,
+    beta: float,
+    settings: LearningSettings,
+    before: Run | None = None,
+) -> Run:
+    """Run projected Langevin dynamics from the drawn particles."""
+    held_out, training = None, sample
+    if settings.stopping == "held-out":
+        training, held_out = _split(sample, settings)
+    energy = _hamiltonian(training, draw, beta, settings)
+    sampler = _sampler(draw, beta, settings, sample.size)
+    if before is None:
+        phases = torch.zeros(len(draw.positions), dtype=draw.positions.dtype)
+        particles = Particles(draw.positions, phases)
+        run = start(sampler, particles, generator=_stream(settings, "moves"))
+    else:
+        run = before
+    goal = run.state.step + (settings.max_iter if beta > 0 else 0)
+    rules: list[AbstractStopRule] = [Settled(settings.tol)]
+    if held_out is not None:
+        rules.append(HeldOut(settings.tol))
+    run = proceed(
+        run,
+        sampler,
+        energy,
+        RunSettings(
+            goal,
+            stop=rules,
+            held_out=_objective(held_out, settings) if held_out else None,
+            progress=settings.progress,
+        ),
+    )
+    if beta == 0:
+        run.reason = StopReason.NO_GAIN
+    return run
+
+
+def _split(sample: Sample, settings: LearningSettings) -> tuple[Sample, Sample]:
+    order = torch.randperm(sample.size, generator=_stream(settings, "held-out"))
+    cut = max(2, round(_VALIDATION * sample.size))
+    parts = []
+    for rows in (order[cut:], order[:cut]):
+        weights = sample.probabilities[rows]
+        parts.append(
+            Sample(sample.x[rows], sample.labels[rows], weights / weights.sum())
+        )
+    return parts[0], parts[1]
+
+
+def _hamiltonian(
+    sample: Sample, draw: SpectralDraw, beta: float, settings: LearningSettings
+) -> Hamiltonian:
+    many = len(draw.positions) > _MANY_PARTICLES
+    pair_sum: AbstractPairSum = FarFieldSum() if many else ExactSum()
+    prior = None
+    if settings.prior and beta > 0:
+        prior = GaussianPrior(draw.variance, beta)
+    return Hamiltonian(
+        _objective(sample, settings),
+        settings.interaction,
+        settings.strength,
+        prior,
+        pair_sum,
+    )
+
+
+def _sampler(
+    draw: SpectralDraw, beta: float, settings: LearningSettings, n_samples: int
+) -> ProjectedLangevin:
+    options: dict[str, Any] = {}
+    if not bool((draw.mask == 1).all()):
+        options["domain"] = Masked(settings.domain, draw.mask)
+    else:
+        options["domain"] = settings.domain
+    step_size = settings.step_size
+    if step_size is None:
+        # eta / (variance beta) is the share of the way back to the origin in one step.
+        step_size = _STEP * (beta if 0 < beta < math.inf else 1.0)
+        options["rates"] = draw.variance.clamp_max(1.0)
+    if settings.batch_size is not None and n_samples > settings.full_batch_up_to:
+        options["batch_size"] = settings.batch_size
+    return ProjectedLangevin(
+        step_size,
+        beta if beta > 0 else math.inf,
+        clip=settings.clip,
+        **options,
+    )
+
+
+def _choose_particles(
+    run: Run,
+    sample: Sample,
+    draw: SpectralDraw,
+    beta: float,
+    settings: LearningSettings,
+) -> tuple[Tensor, float | None]:
+    generator = _stream(settings, "choice")
+    count, keep = settings.n_particles, settings.n_components
+    if settings.resample == "uniform":
+        return choose_uniformly(count, keep, generator=generator), None
+    energy = _hamiltonian(sample, draw, beta, settings)
+    weights = gibbs_weights(
+        energy.felt_energy(run.particles, generator=generator), beta
+    )
+    resampler = resamplers.build("systematic")
+    chosen = resampler(weights, keep, generator=generator)
+    return chosen, effective_sample_size(weights)

@@ -1,0 +1,599 @@
+"""`CoulombSampler`: random features that learn from labels."""
+
+import warnings
+from typing import Any, Self
+
+import numpy as np
+import torch
+from scipy import sparse
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_is_fitted,
+    validate_data,
+)
+
+from coulomb._support.checks import check_count, check_real
+from coulomb._support.errors import ParameterError, unknown_name
+from coulomb._support.streams import make_generator
+from coulomb.domains import AbstractDomain, Ball, domains
+from coulomb.dynamics.initial import Component, SpectralMixture, draw_phases
+from coulomb.dynamics.stopping import StopReason
+from coulomb.estimators._columns import Target, label_columns, read_target
+from coulomb.estimators._fourier import AbstractFourierSampler, check_gamma, draw_seed
+from coulomb.estimators._learning import (
+    Learned,
+    LearningSettings,
+    fixed,
+    go_on,
+    learn,
+)
+from coulomb.estimators._selection import DIVERGENCES, LAWS
+from coulomb.features import Fourier, Particles, as_feature_map
+from coulomb.interactions import AbstractInteraction, interactions
+from coulomb.objectives import Sample
+
+_RESAMPLE = ("uniform", "gibbs")
+_STOPPING = ("settled", "held-out")
+_LABELS = ("centred", "balanced", "paper")
+# A dense copy of sparse rows, and what partial_fit remembers, hold this many numbers.
+_MOST_NUMBERS = 50_000_000
+_REMEMBERED_ROWS = 20_000
+_FULL_BATCH = 20_000
+_BATCH = 4096
+
+
+class CoulombSampler(AbstractFourierSampler):
+    """Random Fourier features whose frequencies are moved by the labels.
+
+    The features are `sqrt(2/D) cos(w_k . z + b_k)` of standardised inputs `z`. The
+    frequencies are particles: drawn from a spectral law, attracted by the alignment of
+    their feature with the labels, kept apart by a weak repulsion and moved by Langevin
+    dynamics towards
+
+        mu(w)  ~  p0(w) exp(-beta V(w)),
+        V(w) = -| sum_i q_i Y_i e^{i w.z_i} |^2,
+
+    with `p0` the starting law. Bandwidth, sparsity and temperature are chosen from
+    held-out alignment inside `fit`; if no learning scores best, none is done.
+
+    Parameters
+    ----------
+    n_components
+        How many features `transform` gives, D.
+    n_particles
+        How many particles move, at least D; None for D.
+    gamma
+        Bandwidth of the starting law on standardised columns: "auto" chooses it from
+        the data, "scale" is one over the number of coordinates, a number is itself.
+    coordinates
+        How many columns a particle looks at: "auto", "all" or a number.
+    inverse_temperature
+        `beta`: "auto" or a positive number; infinity moves without noise.
+    n_candidates
+        Frequencies to choose the starting particles from, by their Gibbs weights; None
+        starts from the law itself and needs a number for `inverse_temperature`.
+    max_iter
+        Langevin steps; 0 gives fixed random features that never see the labels.
+    tol
+        Stop when the mean positions of two windows are closer than this, or, with
+        `stopping="held-out"`, when improvements are smaller; 0 runs all `max_iter`
+        steps.
+    step_size
+        `eta`; "auto" follows the temperature.
+    interaction
+        The repulsion: "log", "riesz", or an interaction such as `Riesz(s=1)`.
+    interaction_strength
+        `lambda`, at least 0.
+    domain
+        Where particles may be: "space", or a domain such as `Ball(5.0)`.
+    clip
+        Largest drift of a particle.
+    prior
+        Keep the particles near the starting law.
+    feature_map
+        "fourier", another registered map, or a function of `(x, particles)`.
+    batch_size
+        Rows per step: "auto", a number, or None for all.
+    labels
+        "centred", "balanced" (every class weighs the same) or "paper" (raw signs or
+        one-hot vectors).
+    target
+        Whether `y` holds "classes" or a "number"; "auto" takes numbers if there are
+        fractions or very many different values.
+    resample
+        How D of the particles are chosen: "uniform", or "gibbs" by their energies.
+    stopping
+        "settled" or "held-out" (a fifth of the rows is kept aside to decide).
+    standardize
+        Centre and scale each column first.
+    random_state
+        Seed, generator or None, as in scikit-learn.
+    verbose
+        1 shows a progress bar.
+
+    Attributes
+    ----------
+    particles_
+        Positions of all particles on the standardised columns,
+        `(n_particles, n_features_in_)`.
+    history_
+        Arrays "step", "energy", "alignment", "repulsion", "displacement", ...
+    stop_reason_
+        Why the run ended, in words.
+    n_iter_
+        Steps made.
+    effective_sample_size_
+        How many equal weights the Gibbs weights of the last weighted choice are worth.
+    law_, divergence_, inverse_temperature_
+        What was chosen: the starting law, how far (in nats) the labels bent it, `beta`.
+    selection_
+        Every choice that was tried, with its held-out score.
+    random_weights_, random_offset_, feature_scale_
+        Frequencies, phases and amplitudes of the features.
+    mean_, scale_, gamma_
+        Location and scale of each column; the bandwidth as given or by "scale".
+
+    See Also
+    --------
+    ImportanceSampler : Chooses among fixed frequencies.
+    OrthogonalSampler : Fixed frequencies with smaller variance.
+
+    Examples
+    --------
+    >>> X = np.random.default_rng(0).normal(size=(300, 5))
+    >>> y = np.sin(3 * X[:, 0]) * X[:, 1] > 0
+    >>> sampler = CoulombSampler(64, random_state=0).fit(X, y)
+    >>> sampler.transform(X).shape
+    (300, 64)
+    >>> fixed = CoulombSampler(64, max_iter=0, random_state=0).fit(X, y)
+    >>> fixed.stop_reason_
+    'all steps were made'
+    """
+
+    def __init__(
+        self,
+        n_components: int = 100,
+        *,
+        n_particles: int | None = None,
+        gamma: str | float = "auto",
+        coordinates: str | int = "auto",
+        inverse_temperature: str | float = "auto",
+        n_candidates: int | None = 4000,
+        max_iter: int = 50,
+        tol: float = 0.0,
+        step_size: str | float = "auto",
+        interaction: Any = "log",
+        interaction_strength: float = 1e-3,
+        domain: Any = "space",
+        clip: float = 1.0,
+        prior: bool = True,
+        feature_map: Any = "fourier",
+        batch_size: Any = "auto",
+        labels: str = "centred",
+        target: str = "auto",
+        resample: str = "uniform",
+        stopping: str = "settled",
+        standardize: bool = True,
+        random_state: Any = None,
+        verbose: int = 0,
+    ) -> None:
+        self.n_components = n_components
+        self.n_particles = n_particles
+        self.gamma = gamma
+        self.coordinates = coordinates
+        self.inverse_temperature = inverse_temperature
+        self.n_candidates = n_candidates
+        self.max_iter = max_iter
+        self.tol = tol
+        self.step_size = step_size
+        self.interaction = interaction
+        self.interaction_strength = interaction_strength
+        self.domain = domain
+        self.clip = clip
+        self.prior = prior
+        self.feature_map = feature_map
+        self.batch_size = batch_size
+        self.labels = labels
+        self.target = target
+        self.resample = resample
+        self.stopping = stopping
+        self.standardize = standardize
+        self.random_state = random_state
+        self.verbose = verbose
+
+    @classmethod
+    def paper(cls, n_components: int = 200, **changes: Any) -> Self:
+        """Make a sampler with the constants of the paper, which do not win.
+
+        Parameters
+        ----------
+        n_components
+            How many features.
+        **changes
+            Any other parameter.
+
+        Returns
+        -------
+        CoulombSampler
+            300 particles, step 30, `beta` 100, 2000 steps, log repulsion of strength
+            0.5, a ball of radius 5, clipping at 1, raw labels, no prior, Gibbs choice.
+        """
+        constants: dict[str, Any] = {
+            "n_particles": 300,
+            "gamma": 0.5,
+            "coordinates": "all",
+            "inverse_temperature": 100.0,
+            "n_candidates": None,
+            "max_iter": 2000,
+            "step_size": 30.0,
+            "interaction_strength": 0.5,
+            "domain": Ball(5.0),
+            "clip": 1.0,
+            "prior": False,
+            "batch_size": None,
+            "labels": "paper",
+            "resample": "gibbs",
+            "standardize": False,
+        }
+        return cls(n_components, **(constants | changes))
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn the particles from the labels.
+
+        Parameters
+        ----------
+        X
+            Dense or sparse data, shape `(n, p)`.
+        y
+            Labels or numbers, shape `(n,)`.
+        sample_weight
+            Weights of the rows; an integer weight equals repeating the row.
+
+        Returns
+        -------
+        CoulombSampler
+            The estimator.
+        """
+        with self._all_or_nothing():
+            settings = self._settings(draw_seed(self.random_state))
+            rows, y, weight = self._fit_input(X, y, sample_weight, supervised=True)
+            target = read_target(y, target=self.target)
+            self._remembered: Any = None
+            self._learned: Learned | None = None
+            self._learn(self._dense(rows, weight, target), settings)
+            self._learned = None  # needed by partial_fit alone
+        return self
+
+    def partial_fit(
+        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
+    ) -> Self:
+        """Learn from one chunk of rows after another.
+
+        The first call fixes the standardisation and, once there are two classes,
+        chooses law and temperature; each call lets the particles move `max_iter` steps
+        under a uniform random sample of all rows so far (20,000 are remembered).
+
+        Parameters
+        ----------
+        X
+            A chunk of rows.
+        y
+            Their labels or numbers.
+        classes
+            All classes, if the first chunk may lack some.
+        sample_weight
+            Weights of the rows.
+
+        Returns
+        -------
+        CoulombSampler
+            The estimator.
+        """
+        with self._all_or_nothing():
+            if getattr(self, "_remembered", None) is None:
+                settings = self._settings(draw_seed(self.random_state))
+                rows, y, weight = self._fit_input(X, y, sample_weight, supervised=True)
+                self._seed, self._seen_rows = settings.seed, 0
+                self._remembered = self._learned = None
+                known = read_target(y, target=self.target, classes=classes)
+                self._classes = known.classes
+            else:
+                settings = self._settings(self._seed)
+                rows, y, weight = self._check_chunk(X, y, sample_weight)
+            kind = "number" if self._classes is None else "classes"
+            target = read_target(y, target=kind, classes=self._classes)
+            self._remember(rows, target, weight)
+            self._learn(self._remembered, settings)
+        return self
+
+    def _features(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        feature_map = as_feature_map(self.feature_map)
+        if isinstance(feature_map, Fourier):
+            return super()._features(X)
+        X = validate_data(
+            self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False
+        )
+        dense = X.toarray() if sparse.issparse(X) else X
+        scaled = torch.from_numpy(np.ascontiguousarray(self._scaled(dense)))
+        positions = torch.from_numpy(self.random_weights_.T.astype(X.dtype))
+        phases = torch.from_numpy(self.random_offset_.astype(X.dtype))
+        features = feature_map(scaled, Particles(positions, phases)).numpy()
+        return features / np.sqrt(X.dtype.type(self.n_components))
+
+    @property
+    def _n_features_out(self) -> int:
+        feature_map = as_feature_map(self.feature_map)
+        return feature_map.n_features(int(self.random_offset_.shape[0]))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        return tags
+
+    def _learn(
+        self, data: "tuple[np.ndarray, Target, np.ndarray]", settings: LearningSettings
+    ) -> None:
+        x, target, weight = data
+        if self._waits_for_classes(target):
+            self._keep_fixed(x.shape[1], settings)
+            return
+        sample = self._sample(x, target, weight)
+        if settings.max_iter == 0 or x.shape[1] == 0:
+            self._keep_fixed(x.shape[1], settings)
+            return
+        if self._learned is None:
+            order = torch.from_numpy(np.argsort(target.values, kind="stable"))
+            self._learned = learn(sample, order, _count_distinct(x), settings)
+        else:
+            self._learned = go_on(sample, self._learned, settings)
+        self._keep_learned(self._learned, settings)
+
+    def _waits_for_classes(self, target: Target) -> bool:
+        """Whether chunks have shown one class so far, and more were announced."""
+        return (
+            self._remembered is not None
+            and target.classes is not None
+            and len(target.classes) > 1
+            and np.unique(target.values).size < 2
+        )
+
+    def _sample(self, x: np.ndarray, target: Target, weight: np.ndarray) -> Sample:
+        kinds = {"centred": target.kind, "balanced": "balanced", "paper": "one-hot"}
+        kind = kinds[self.labels]
+        if target.classes is None:
+            kind = "regression"
+        elif self.labels == "paper" and len(target.classes) == 2:
+            kind = "signs"
+        labels = label_columns(target, weight, kind)
+        # Small problems are cheap in float64, and then exact to the last weight.
+        single = x.size * self.n_components > 20_000_000 or x.dtype == np.float32
+        dtype = torch.float32 if single and len(x) > 2000 else torch.float64
+        equal = bool((weight == weight[0]).all())
+        weights = None if equal else torch.from_numpy(weight / weight.sum()).to(dtype)
+        return Sample(torch.from_numpy(x).to(dtype), labels.to(dtype), weights)
+
+    def _keep_learned(self, learned: Learned, settings: LearningSettings) -> None:
+        run = learned.run
+        positions = run.particles.positions.double().numpy()
+        self.particles_ = self._embed(positions.T).T
+        self.n_iter_ = run.state.step
+        self.history_ = _columns_of(run.history)
+        reason = run.reason or StopReason.MAX_STEPS
+        self.stop_reason_ = reason.value
+        self.law_, self.divergence_ = learned.law, learned.divergence
+        self.inverse_temperature_ = learned.inverse_temperature
+        self.effective_sample_size_ = learned.effective_sample_size
+        self.selection_ = [
+            {"law": t.law, "divergence": t.divergence, "score": t.score}
+            for t in learned.trials
+        ]
+        self._store(positions[learned.chosen.numpy()], settings)
+        if self.tol > 0 and reason is StopReason.MAX_STEPS:
+            warnings.warn(
+                f"CoulombSampler made all {self.max_iter} steps before `tol` = "
+                f"{self.tol} was reached; raise `max_iter` or `tol`.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+
+    def _keep_fixed(self, dim: int, settings: LearningSettings) -> None:
+        positions = np.empty((settings.n_components, 0))
+        self.law_ = next(iter(settings.laws))
+        if dim:
+            particles, self.law_ = fixed(dim, settings)
+            positions = particles.positions.numpy()
+        self.particles_ = self._embed(positions.T).T
+        self.n_iter_, self.history_, self.selection_ = 0, _columns_of([]), []
+        self.stop_reason_ = StopReason.MAX_STEPS.value
+        self.divergence_, self.inverse_temperature_ = 0.0, 0.0
+        self.effective_sample_size_ = float(settings.n_components)
+        self._store(positions, settings)
+
+    def _store(self, positions: np.ndarray, settings: LearningSettings) -> None:
+        # Phases have a stream of their own: learned and fixed features share them.
+        generator = make_generator(settings.seed, 9)
+        phases = draw_phases(settings.n_components, generator=generator)
+        self._store_features(positions.T, phases.numpy())
+
+    def _dense(
+        self, rows: Any, weight: np.ndarray, target: Target
+    ) -> tuple[np.ndarray, Target, np.ndarray]:
+        """Standardise the columns that vary; of huge sparse data, of some rows."""
+        if sparse.issparse(rows):
+            most = max(256, _MOST_NUMBERS // max(1, rows.shape[1]))
+            step = -(-rows.shape[0] // most)
+            rows, weight = rows[::step].toarray(), weight[::step]
+            target = target._replace(values=target.values[::step])
+        scaled = self._scaled(rows)[:, self._varying]
+        return np.ascontiguousarray(scaled), target, weight
+
+    def _check_chunk(
+        self, X: Any, y: Any, sample_weight: Any
+    ) -> tuple[Any, Any, np.ndarray]:
+        X, y = validate_data(
+            self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False
+        )
+        weight = _check_sample_weight(
+            sample_weight, X, dtype=np.float64, ensure_non_negative=True
+        )
+        return X, y, weight
+
+    def _remember(self, rows: Any, target: Target, weight: np.ndarray) -> None:
+        """Keep a uniform sample of all rows so far: those with the smallest keys."""
+        x, target, weight = self._dense(rows, weight, target)
+        random = np.random.default_rng([self._seed, self._seen_rows])
+        keys, values = random.random(len(x)), target.values
+        self._seen_rows += len(x)
+        if self._remembered is not None:
+            old_x, old, old_weight = self._remembered
+            x, weight = np.concatenate([old_x, x]), np.concatenate([old_weight, weight])
+            values = np.concatenate([old.values, values])
+            keys = np.concatenate([self._keys, keys])
+        keep = np.sort(np.argsort(keys, kind="stable")[:_REMEMBERED_ROWS])
+        self._keys: np.ndarray = keys[keep]
+        kept = Target(values[keep], target.classes)
+        self._remembered = (x[keep], kept, weight[keep])
+
+    def _settings(self, seed: int) -> LearningSettings:
+        """Check every parameter and resolve every name."""
+        check_count("n_components", self.n_components)
+        n_particles = self.n_components
+        if self.n_particles is not None:
+            n_particles = check_count("n_particles", self.n_particles)
+        if n_particles < self.n_components:
+            raise ParameterError(
+                f"`n_components` must be at most `n_particles` = {n_particles}; got "
+                f"{self.n_components}. Raise `n_particles` or leave it None."
+            )
+        for name, value, known in (
+            ("resample", self.resample, _RESAMPLE),
+            ("stopping", self.stopping, _STOPPING),
+            ("labels", self.labels, _LABELS),
+        ):
+            if value not in known:
+                raise unknown_name(name, value, known)
+        beta = self._resolve_temperature()
+        n_candidates = self.n_candidates
+        if n_candidates is not None:
+            check_count("n_candidates", n_candidates)
+            n_candidates = max(n_candidates, n_particles)
+        elif beta is None and self.max_iter != 0:
+            raise ParameterError(
+                "`inverse_temperature` must be a number when `n_candidates` is None; "
+                "got "
+                '"auto". Give one of the two a number.'
+            )
+        return LearningSettings(
+            n_components=self.n_components,
+            n_particles=n_particles,
+            laws=self._resolve_laws(),
+            inverse_temperature=beta,
+            divergences=DIVERGENCES,
+            n_candidates=n_candidates,
+            max_iter=check_count("max_iter", self.max_iter, at_least=0),
+            tol=check_real("tol", self.tol, at_least=0),
+            step_size=self._number_or_auto("step_size", self.step_size),
+            interaction=_resolve(
+                "interaction", self.interaction, AbstractInteraction, interactions
+            ),
+            strength=check_real(
+                "interaction_strength", self.interaction_strength, at_least=0
+            ),
+            domain=_resolve("domain", self.domain, AbstractDomain, domains),
+            clip=check_real("clip", self.clip, above=0, infinite=True),
+            prior=bool(self.prior),
+            feature_map=as_feature_map(self.feature_map),
+            batch_size=self._resolve_batch(),
+            full_batch_up_to=_FULL_BATCH if self.batch_size == "auto" else 0,
+            distinct_pairs=self.labels == "paper",
+            resample=self.resample,
+            stopping=self.stopping,
+            seed=seed,
+            progress=bool(self.verbose),
+        )
+
+    def _resolve_temperature(self) -> float | None:
+        return self._number_or_auto(
+            "inverse_temperature", self.inverse_temperature, infinite=True
+        )
+
+    def _number_or_auto(
+        self, name: str, value: Any, *, infinite: bool = False
+    ) -> float | None:
+        if isinstance(value, str):
+            if value != "auto":
+                raise unknown_name(name, value, ["auto"])
+            return None
+        return check_real(name, value, above=0, infinite=infinite)
+
+    def _resolve_batch(self) -> int | None:
+        if self.batch_size is None:
+            return None
+        if self.batch_size == "auto":
+            return _BATCH
+        if isinstance(self.batch_size, str):
+            raise unknown_name("batch_size", self.batch_size, ["auto"])
+        return check_count("batch_size", self.batch_size, at_least=2)
+
+    def _resolve_laws(self) -> dict[str, SpectralMixture]:
+        """List the starting laws that the parameters leave open, the default first."""
+        coordinates = self.coordinates
+        if isinstance(coordinates, str) and coordinates not in ("auto", "all"):
+            raise unknown_name("coordinates", coordinates, ["auto", "all"])
+        if not isinstance(coordinates, str):
+            check_count("coordinates", coordinates)
+        if self.gamma == "auto" and coordinates == "auto":
+            return LAWS
+        count = 0 if isinstance(coordinates, str) else int(coordinates)
+        if self.gamma == "auto":
+            return {
+                f"{coordinates} coordinates, {m:g} times scale": SpectralMixture(
+                    (Component(count, m),)
+                )
+                for m in (1.0, 0.5, 2.0, 4.0)
+            }
+        counts = (0, 1, 2, 3) if coordinates == "auto" else (count,)
+        return {
+            f"{k or 'all'} coordinates": SpectralMixture((self._component(k),))
+            for k in counts
+        }
+
+    def _component(self, count: int) -> Component:
+        if self.gamma == "scale":
+            return Component(count, 1.0)
+        return Component(count, float(self.gamma), absolute=True)
+
+    def _resolve_gamma(self, X: Any, weight: np.ndarray) -> float:
+        if self.gamma == "auto":
+            return 1.0 / max(1, int(self._varying.sum()))
+        return super()._resolve_gamma(X, weight)
+
+    def _check_gamma(self) -> None:
+        if self.gamma != "auto":
+            check_gamma(self.gamma)
+
+
+def _resolve(name: str, value: Any, kind: type, registry: Any) -> Any:
+    if isinstance(value, kind):
+        return value
+    if isinstance(value, str):
+        return registry.build(value)
+    word = kind.__name__.removeprefix("Abstract").lower()
+    raise ParameterError(f"`{name}` must be a name or a {word}; got {value!r}.")
+
+
+def _count_distinct(x: np.ndarray) -> int:
+    """Count different rows, so that repeated rows and integer weights are the same."""
+    if len(x) > 1000:
+        return len(x)
+    return len(np.unique(x, axis=0))
+
+
+def _columns_of(history: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    names = dict.fromkeys(name for record in history for name in record)
+    return {
+        name: np.array([record.get(name, np.nan) for record in history])
+        for name in names
+    }
