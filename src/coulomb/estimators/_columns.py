@@ -279,14 +279,18 @@ def _moments(
     if not sparse.issparse(X):
         values = X / unit
         mean = share @ values
+        # Shares do not sum to one exactly; a second pass keeps constants constant.
+        mean += share @ (values - mean)
         return mean, share @ (values - mean) ** 2
     rows = np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
     values, stored = X.data / unit[X.indices], share[rows]
-    sums = [
-        np.bincount(X.indices, weights=terms, minlength=X.shape[1])
-        for terms in (stored * values, stored)
-    ]
-    mean, filled = sums
-    squares = stored * (values - mean[X.indices]) ** 2
-    spread = np.bincount(X.indices, weights=squares, minlength=X.shape[1])
-    return mean, spread + np.maximum(0.0, 1.0 - filled) * mean**2
+
+    def add_up(terms: np.ndarray) -> np.ndarray:
+        return np.bincount(X.indices, weights=terms, minlength=X.shape[1])
+
+    full = np.bincount(X.indices, minlength=X.shape[1]) == X.shape[0]
+    empty = np.where(full, 0.0, np.maximum(0.0, 1.0 - add_up(stored)))
+    mean = add_up(stored * values)
+    mean += add_up(stored * (values - mean[X.indices])) - empty * mean
+    spread = add_up(stored * (values - mean[X.indices]) ** 2)
+    return mean, spread + empty * mean**2

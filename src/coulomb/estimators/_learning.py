@@ -1,10 +1,13 @@
 """From data to particles: draw candidates, bend their law, let them move."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from coulomb._support.streams import make_generator
@@ -42,6 +45,7 @@ _ENOUGH_TO_CHOOSE = 50
 _ROWS_TO_CHOOSE = 2000  # more rows change a choice little and cost much
 _ROWS_TO_WEIGH = 20_000  # for the energies of thousands of candidates
 _MANY_PARTICLES = 5000  # above, pairs are summed with a far field
+_WORTH_A_THREAD = 2_000_000_000
 _STEP = 0.02  # of the fastest relaxation: eta = beta * step * variance
 _VALIDATION = 0.2
 _STREAMS = {"start": 0, "selection": 1, "moves": 2, "choice": 3, "held-out": 4}
@@ -113,10 +117,11 @@ def learn(
     Learned
         Particles and how they came about.
     """
-    law, divergence, trials = _choose(sample, order, distinct_rows, settings)
-    draw, beta, size = _draw_start(sample, law, divergence, settings)
-    run = _move(sample, draw, beta, settings)
-    chosen, weighted_size = _choose_particles(run, sample, draw, beta, settings)
+    with _sensible_threads(sample, settings):
+        law, divergence, trials = _choose(sample, order, distinct_rows, settings)
+        draw, beta, size = _draw_start(sample, law, divergence, settings)
+        run = _move(sample, draw, beta, settings)
+        chosen, weighted_size = _choose_particles(run, sample, draw, beta, settings)
     return Learned(
         run, draw, law, divergence, beta, trials, chosen, weighted_size or size
     )
@@ -140,7 +145,9 @@ def go_on(sample: Sample, learned: Learned, settings: LearningSettings) -> Learn
         The same with a longer run.
     """
     draw = learned.draw._replace(positions=learned.run.particles.positions)
-    moved = _move(sample, draw, learned.inverse_temperature, settings, learned.run)
+    beta = learned.inverse_temperature
+    with _sensible_threads(sample, settings):
+        moved = _move(sample, draw, beta, settings, learned.run)
     return learned._replace(run=moved, draw=draw)
 
 
@@ -163,6 +170,17 @@ def fixed(dim: int, settings: LearningSettings) -> tuple[Particles, str]:
     generator = _stream(settings, "start")
     positions = law.draw(settings.n_components, dim, generator=generator)
     return Particles(settings.domain.project(positions)), name
+
+
+@contextmanager
+def _sensible_threads(sample: Sample, settings: LearningSettings) -> Iterator[None]:
+    """Use one thread for small problems.
+
+    A second one gains nothing there, and on a busy machine the two wait for each other.
+    """
+    work = sample.x.numel() * (settings.n_candidates or settings.n_particles)
+    with threadpool_limits(limits=1 if work < _WORTH_A_THREAD else None):
+        yield
 
 
 def _stream(settings: LearningSettings, name: str) -> torch.Generator:

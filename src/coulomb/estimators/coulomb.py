@@ -1,5 +1,6 @@
 """`CoulombSampler`: random features that learn from labels."""
 
+import copy
 import warnings
 from typing import Any, Self
 
@@ -20,7 +21,7 @@ from coulomb.domains import AbstractDomain, Ball, domains
 from coulomb.dynamics.initial import Component, SpectralMixture, draw_phases
 from coulomb.dynamics.stopping import StopReason
 from coulomb.estimators._columns import Target, label_columns, read_target
-from coulomb.estimators._fourier import AbstractFourierSampler, check_gamma, draw_seed
+from coulomb.estimators._fourier import AbstractFourierSampler, draw_seed
 from coulomb.estimators._learning import (
     Learned,
     LearningSettings,
@@ -307,6 +308,37 @@ class CoulombSampler(AbstractFourierSampler):
             self._learn(self._remembered, settings)
         return self
 
+    def control(self, random_state: Any = None) -> Self:
+        """Make the control of a comparison: everything learned but the alignment.
+
+        Each feature keeps its norm and its number of coordinates, so the bandwidths and
+        the sparsity are those that were learned; which coordinates and which direction
+        it has is drawn anew. What the learned features do better than this is due to
+        the labels having placed them.
+
+        Parameters
+        ----------
+        random_state
+            Seed, generator or None, as in scikit-learn.
+
+        Returns
+        -------
+        CoulombSampler
+            A fitted copy.
+        """
+        check_is_fitted(self)
+        generator = make_generator(draw_seed(random_state))
+        twin = copy.deepcopy(self)
+        learned = self.random_weights_[self._varying].T
+        drawn = torch.randn(learned.shape, generator=generator, dtype=torch.float64)
+        order = torch.rand(learned.shape, generator=generator).argsort(dim=1).numpy()
+        drawn = drawn.numpy() * (order < (learned != 0).sum(axis=1, keepdims=True))
+        size = np.linalg.norm(drawn, axis=1, keepdims=True)
+        norm = np.linalg.norm(learned, axis=1, keepdims=True)
+        twin.random_weights_ = self._embed((drawn / np.where(size, size, 1) * norm).T)
+        twin.particles_ = twin.random_weights_.T.copy()
+        return twin
+
     def _features(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         feature_map = as_feature_map(self.feature_map)
@@ -458,6 +490,7 @@ class CoulombSampler(AbstractFourierSampler):
 
     def _settings(self, seed: int) -> LearningSettings:
         """Check every parameter and resolve every name."""
+        self._check_gamma()
         check_count("n_components", self.n_components)
         n_particles = self.n_components
         if self.n_particles is not None:
@@ -571,8 +604,11 @@ class CoulombSampler(AbstractFourierSampler):
         return super()._resolve_gamma(X, weight)
 
     def _check_gamma(self) -> None:
-        if self.gamma != "auto":
-            check_gamma(self.gamma)
+        if isinstance(self.gamma, str):
+            if self.gamma not in ("auto", "scale"):
+                raise unknown_name("gamma", self.gamma, ["auto", "scale"])
+        else:
+            check_real("gamma", self.gamma, above=0)
 
 
 def _resolve(name: str, value: Any, kind: type, registry: Any) -> Any:

@@ -1,0 +1,1 @@
+"""The command line. `main.py` imports nothing heavy; verbs import when they run."""

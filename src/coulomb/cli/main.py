@@ -1,0 +1,57 @@
+"""The command `coulomb`. Nothing heavy is imported before a verb runs."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from coulomb._support.errors import CoulombError
+from coulomb._version import __version__
+from coulomb.cli.demo import demo
+
+app = typer.Typer(
+    name="coulomb",
+    help="Learn kernels as particle systems.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+app.command()(demo)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"coulomb {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            help="Show the version and exit.",
+        ),
+    ] = False,
+) -> None:
+    """Learn kernels as particle systems."""
+
+
+def main() -> None:
+    """Run the command line; mistakes of the user end in one sentence."""
+    try:
+        app()
+    except CoulombError as error:
+        typer.echo(f"coulomb: {error}", err=True)
+        sys.exit(2)
+    except OSError as error:
+        typer.echo(f"coulomb: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Records to figures and pages; the only user of matplotlib."""
