@@ -25,6 +25,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet \
 	  --constraint constraints.txt --editable ".[dev]"
 	@mkdir -p $(MPLCONFIGDIR)
+	@echo "Compiling the hot loops, once ..."
+	$(BIN)/python -c "from coulomb.kernels.langevin import warm_up; warm_up()"
 	@touch $@
 
 run: install
