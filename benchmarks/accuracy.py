@@ -199,10 +199,10 @@ def as_markdown(report: dict[str, Any]) -> str:
     lines = [
         "# Accuracy of the defaults",
         "",
-        "Written by `python benchmarks/accuracy.py --markdown docs/results/accuracy.md`;",
-        "± is one standard error of the paired difference. *Start* is the estimator's own",
-        "fixed features, *control* has the norms and the sparsity of the learned features",
-        "but is not placed by the labels.",
+        "Written by `python benchmarks/accuracy.py --markdown FILE`; ± is one standard",
+        "error of the paired difference. *Start* is the estimator's fixed features,",
+        "*control* has the norms and the sparsity of the learned features but is not",
+        "placed by the labels.",
     ]
     for part in report["synthetic"]:
         title = f"p = {part['n_features']}, sigma = {part['noise']}"
