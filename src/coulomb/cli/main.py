@@ -8,6 +8,7 @@ import typer
 from coulomb._support.errors import CoulombError
 from coulomb._version import __version__
 from coulomb.cli.demo import demo
+from coulomb.cli.theory import deviations, meanfield
 
 app = typer.Typer(
     name="coulomb",
@@ -17,7 +18,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-app.command()(demo)
+for verb in (demo, meanfield, deviations):
+    app.command()(verb)
 
 
 def _show_version(wanted: bool) -> None:

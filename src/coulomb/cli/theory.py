@@ -1,0 +1,335 @@
+"""`coulomb meanfield` and `coulomb deviations`: the continuum of a typed potential."""
+
+import enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coulomb._support.errors import ParameterError
+from coulomb._support.progress import progress_bar
+
+if TYPE_CHECKING:
+    from coulomb.theory.system import MeanField
+
+
+class DomainName(enum.StrEnum):
+    """Where particles may be."""
+
+    interval = "interval"
+    square = "square"
+    disc = "disc"
+
+
+class BoundaryName(enum.StrEnum):
+    """What happens at the wall."""
+
+    reflect = "reflect"
+    project = "project"
+
+
+PotentialText = Annotated[
+    str, typer.Argument(help="V, a formula in x (and y), such as 2*x**2.")
+]
+Domain = Annotated[DomainName, typer.Option(help="The domain.")]
+Size = Annotated[
+    float, typer.Option(min=1e-6, help="Half the side, or the radius, of the domain.")
+]
+Cells = Annotated[
+    int, typer.Option(min=4, help="Cells along a side (even for a disc).")
+]
+Exponent = Annotated[
+    float, typer.Option("--s", help="Exponent of the Riesz repulsion; 0 is the log.")
+]
+Truncation = Annotated[
+    float, typer.Option(min=0, help="Distances below it count as it.")
+]
+Strength = Annotated[float, typer.Option(min=0, help="lambda, of the repulsion.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything drawn.")]
+Picture = Annotated[
+    Path | None, typer.Option("--figure", help="Draw a picture to this file.")
+]
+Json = Annotated[
+    Path | None, typer.Option("--json", help="Write all numbers to this file.")
+]
+
+
+def meanfield(
+    potential: PotentialText = "2*x**2",
+    domain: Domain = DomainName.interval,
+    size: Size = 1.0,
+    cells: Cells = 200,
+    s: Exponent = 0.0,
+    truncation: Truncation = 0.0,
+    strength: Strength = 1.0,
+    beta: Annotated[float, typer.Option(help="Inverse temperature, or inf.")] = 2.0,
+    start: Annotated[
+        str, typer.Option(help="The first density, a formula; it is normalised.")
+    ] = "exp(-10*(x-0.4)**2)",
+    time: Annotated[float, typer.Option(help="When particles are compared.")] = 0.3,
+    counts: Annotated[
+        str, typer.Option(help="Numbers of particles, at least three.")
+    ] = "16,32,64,128,256",
+    replicas: Annotated[int, typer.Option(min=2, help="Runs for each number.")] = 16,
+    step_size: Annotated[float, typer.Option(help="eta of the particles.")] = 2e-3,
+    clip: Annotated[float, typer.Option(help="Largest drift of a particle.")] = 50.0,
+    boundary: Annotated[
+        BoundaryName, typer.Option(help="Particles at the wall.")
+    ] = BoundaryName.reflect,
+    observable: Annotated[
+        str, typer.Option(help="f; cos(x) is the kernel K(1, 0) of Fourier features.")
+    ] = "cos(x)",
+    seed: Seed = 0,
+    figure: Picture = None,
+    json: Json = None,
+) -> None:
+    """Watch particles meet their continuum limit.
+
+    Solves the McKean-Vlasov equation for the potential you type, finds its equilibrium,
+    and runs Langevin particles against it: the distance falls as a power of their
+    number, which is fitted.
+
+    **Examples**
+
+    `coulomb meanfield "2*x**2" --figure meanfield.png`
+
+    `coulomb meanfield "cos(3*x)" --s 0.5 --truncation 0.1 --beta 10 --json out.json`
+
+    `coulomb meanfield "x**2 + y**2" --domain disc --cells 48 --start "exp(-9*r**2)"`
+    """
+    import numpy as np
+    import torch
+
+    from coulomb._support.streams import make_generator
+    from coulomb.theory import (
+        GapSettings,
+        equilibrium,
+        evolve,
+        mean_field_gap,
+        parse_expression,
+    )
+
+    system = _system(potential, domain, size, cells, s, truncation, strength, beta)
+    grid = system.grid
+    numbers = _whole_numbers(counts)
+    seen = parse_expression(observable, grid.dim)
+    first = parse_expression(start, grid.dim)(torch.from_numpy(grid.points)).numpy()
+    marks = time * np.array([0.1, 0.3, 1.0])
+    with progress_bar("mean field", len(numbers) + 2) as advance:
+        rest = equilibrium(system)
+        advance(note="equilibrium")
+        flow = evolve(system, first, marks)
+        advance(note="density")
+        gap = mean_field_gap(
+            system,
+            first,
+            time,
+            numbers,
+            seen,
+            settings=GapSettings(
+                step_size=step_size,
+                boundary=boundary.value,
+                replicas=replicas,
+                clip=clip,
+            ),
+            generator=make_generator(seed),
+            watch=lambda count: advance(note=f"{count} particles"),
+        )
+    energies = np.interp(flow.times, flow.step_times, flow.free_energies)
+    distances = np.abs(flow.densities - rest.density) @ grid.volumes
+    _table(
+        f"Density, V = {potential}, equilibrium free energy {rest.free_energy:.6g}",
+        ["time", "free energy", "L1 distance from equilibrium"],
+        flow.times,
+        energies,
+        distances,
+    )
+    shown = {"N": gap.counts, "observable, r.m.s. error": gap.observable}
+    if gap.first_exponent is not None:
+        shown |= {"W1": gap.first, "W2": gap.second}
+    title = f"Particles at time {time:g}, mean of {replicas} runs"
+    _table(title, list(shown), *shown.values())
+    fits = {
+        "W1": gap.first_exponent,
+        "W2": gap.second_exponent,
+        "observable": gap.observable_exponent,
+    }
+    for name, fit in fits.items():
+        if fit is not None:
+            typer.echo(
+                f"{name} falls as N^{fit.slope:.3f} "
+                f"(95 % interval {fit.low:.3f} to {fit.high:.3f})"
+            )
+    if figure is not None:
+        from coulomb.report.theory import draw_meanfield
+
+        draw_meanfield(figure, grid, rest, flow, gap)
+        typer.echo(f"Picture: {figure}")
+    _write(json, {"points": grid.points, "equilibrium": rest, "flow": flow, "gap": gap})
+
+
+def deviations(
+    potential: PotentialText = "x**2",
+    domain: Domain = DomainName.interval,
+    size: Size = 3.0,
+    cells: Cells = 300,
+    s: Exponent = 0.0,
+    truncation: Truncation = 0.0,
+    strength: Strength = 0.5,
+    beta: Annotated[
+        float, typer.Option(help="beta_N = beta N^power, the factor of the energy.")
+    ] = 1.0,
+    power: Annotated[
+        float, typer.Option(min=1, help="1 for speed N, above for speed beta_N.")
+    ] = 1.0,
+    observable: Annotated[
+        str, typer.Option(help="f; cos(x) is the kernel K(1, 0) of Fourier features.")
+    ] = "cos(x)",
+    delta: Annotated[float, typer.Option(help="The deviation.")] = 0.25,
+    counts: Annotated[
+        str, typer.Option(help="Numbers of particles, at least three.")
+    ] = "8,16,32,64",
+    configurations: Annotated[
+        int, typer.Option(min=10, help="Draws for each estimate.")
+    ] = 4000,
+    bridges: Annotated[
+        int, typer.Option(min=0, help="Annealing steps; cold systems need some.")
+    ] = 0,
+    seed: Seed = 0,
+    figure: Picture = None,
+    json: Json = None,
+) -> None:
+    """Measure how fast deviations of the learned kernel become rare.
+
+    Estimates P(|int f dmu_N - centre| >= delta) under the Gibbs law by importance
+    sampling, down to any size, and compares its decay with the rate of the large
+    deviation principle; and -log Z_N / beta_N with its variational limit.
+
+    **Examples**
+
+    `coulomb deviations "x**2" --observable "cos(x)" --delta 0.25 --figure rare.png`
+
+    `coulomb deviations "x**2" --observable x --delta 0.5 --power 2 --bridges 6
+    --counts 2,3,4,5 --strength 0.2`
+    """
+    from coulomb._support.streams import make_generator
+    from coulomb.theory import (
+        ImportanceSettings,
+        Scaling,
+        deviation_curve,
+        free_energy_curve,
+        parse_expression,
+    )
+
+    system = _system(potential, domain, size, cells, s, truncation, strength, 1.0)
+    numbers = _whole_numbers(counts)
+    scaling = Scaling(beta, power=power)
+    settings = ImportanceSettings(configurations, bridges=bridges)
+    with progress_bar("large deviations", 2 * len(numbers)) as advance:
+
+        def watch(count: int) -> None:
+            advance(note=f"{count} particles")
+
+        curve = deviation_curve(
+            system,
+            parse_expression(observable, system.grid.dim),
+            delta,
+            numbers,
+            scaling=scaling,
+            settings=settings,
+            generator=make_generator(seed, 0),
+            watch=watch,
+        )
+        energy = free_energy_curve(
+            system,
+            numbers,
+            scaling=scaling,
+            settings=settings,
+            generator=make_generator(seed, 1),
+            watch=watch,
+        )
+    speed = "N" if power == 1 else "beta_N"
+    _table(
+        f"P(|int f dmu_N - {curve.centre:.4f}| >= {delta:g}), f = {observable}",
+        ["N", speed, "log P", "standard error", "predicted", "weights' size"],
+        curve.counts,
+        curve.speeds,
+        curve.log_probabilities,
+        curve.standard_errors,
+        curve.predictions,
+        curve.effective_sizes,
+    )
+    typer.echo(
+        f"-log P grows with {speed} at {curve.fit.slope:.4f} "
+        f"+- {curve.fit.standard_error:.4f}; predicted {curve.rate:.4f}"
+    )
+    _table(
+        f"-log Z_N / beta_N; its limit is {energy.limit:.6g}",
+        ["N", "measured", "standard error", "mean field at beta_N / N"],
+        energy.counts,
+        energy.values,
+        energy.standard_errors,
+        energy.finite_limits,
+    )
+    if figure is not None:
+        from coulomb.report.theory import draw_deviations
+
+        draw_deviations(figure, curve, energy)
+        typer.echo(f"Picture: {figure}")
+    _write(json, {"deviations": curve, "free_energy": energy})
+
+
+def _system(
+    potential: str,
+    domain: DomainName,
+    size: float,
+    cells: int,
+    s: float,
+    truncation: float,
+    strength: float,
+    beta: float,
+) -> "MeanField":
+    from coulomb.interactions import Riesz
+    from coulomb.theory import Disc, Interval, MeanField, Rectangle, parse_expression
+    from coulomb.theory.grids import AbstractGrid
+
+    grid: AbstractGrid
+    if domain is DomainName.interval:
+        grid = Interval(-size, size, cells)
+    elif domain is DomainName.square:
+        grid = Rectangle((-size, -size), (size, size), (cells, cells))
+    else:
+        grid = Disc(size, cells)
+    felt = parse_expression(potential, grid.dim)
+    return MeanField(grid, felt, Riesz(s=s, truncation=truncation), strength, beta)
+
+
+def _whole_numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ParameterError(
+            f"`counts` must be whole numbers with commas between; got {text!r}."
+        ) from error
+
+
+def _table(title: str, headers: list[str], *columns: Any) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title)
+    for header in headers:
+        table.add_column(header, justify="right")
+    for row in zip(*columns, strict=True):
+        table.add_row(*(f"{value:.5g}" for value in row))
+    Console().print(table)
+
+
+def _write(path: Path | None, content: dict[str, Any]) -> None:
+    if path is None:
+        return
+    from coulomb._support.files import write_json
+    from coulomb.theory.records import plain
+
+    write_json(path, plain(content))
+    typer.echo(f"Numbers: {path}")

@@ -1,0 +1,67 @@
+"""The continuum: mean field, equilibrium, Gibbs sampling and large deviations."""
+
+from coulomb.theory.boxes import Interval, Rectangle
+from coulomb.theory.curved import Disc, RadialBall
+from coulomb.theory.curves import deviation_curve, free_energy_curve
+from coulomb.theory.deviations import (
+    Scaling,
+    contract,
+    kernel_observable,
+    rate_function,
+)
+from coulomb.theory.diagnostics import effective_sample_size, split_r_hat
+from coulomb.theory.equilibrium import equilibrium, ground_state
+from coulomb.theory.expressions import parse_expression
+from coulomb.theory.flow import FlowSettings, evolve, relax
+from coulomb.theory.gap import GapSettings, mean_field_gap
+from coulomb.theory.gibbs import TemperingSettings, gibbs_sample
+from coulomb.theory.identities import (
+    dissipation,
+    finite_size_correction,
+    measure_interaction,
+    robin_residual,
+)
+from coulomb.theory.importance import ImportanceSettings
+from coulomb.theory.self_consistent import gibbs_equilibrium
+from coulomb.theory.system import MeanField, Potential
+from coulomb.theory.tails import partition_function, tail_probability
+from coulomb.theory.transport import line_distances
+from coulomb.theory.walls import stationary_law, wall_bias
+
+__all__ = [
+    "Disc",
+    "FlowSettings",
+    "GapSettings",
+    "ImportanceSettings",
+    "Interval",
+    "MeanField",
+    "Potential",
+    "RadialBall",
+    "Rectangle",
+    "Scaling",
+    "TemperingSettings",
+    "contract",
+    "deviation_curve",
+    "dissipation",
+    "effective_sample_size",
+    "equilibrium",
+    "evolve",
+    "finite_size_correction",
+    "free_energy_curve",
+    "gibbs_equilibrium",
+    "gibbs_sample",
+    "ground_state",
+    "kernel_observable",
+    "line_distances",
+    "mean_field_gap",
+    "measure_interaction",
+    "parse_expression",
+    "partition_function",
+    "rate_function",
+    "relax",
+    "robin_residual",
+    "split_r_hat",
+    "stationary_law",
+    "tail_probability",
+    "wall_bias",
+]

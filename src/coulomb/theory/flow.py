@@ -1,0 +1,287 @@
+"""The McKean-Vlasov flow: density in time, with mass, sign and free energy kept.
+
+Every accepted step conserves mass, keeps the density at least zero and does not raise
+the free energy (beyond the rounding of its sum); a step that would is refused and
+shortened.
+"""
+
+import enum
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from coulomb._support.checks import check_count, check_real
+from coulomb._support.errors import DivergedError, ParameterError
+from coulomb.theory.fluxes import implicit_step
+from coulomb.theory.grids import FloatArray
+from coulomb.theory.system import MeanField
+
+
+class FlowEnd(enum.Enum):
+    """Why a flow ended."""
+
+    TIME_REACHED = "the last time was reached"
+    STATIONARY = "the density stopped moving"
+    STEP_LIMIT = "the step limit was reached"
+
+
+@dataclass(frozen=True)
+class FlowSettings:
+    """How time is stepped.
+
+    Parameters
+    ----------
+    tolerance
+        Largest difference, in mass, between a step and its two halves.
+    first_step
+        Length of the first try.
+    max_steps
+        Accepted steps before giving up.
+    """
+
+    tolerance: float = 1e-3
+    first_step: float = 1e-4
+    max_steps: int = 10_000
+
+    def __post_init__(self) -> None:
+        check_real("tolerance", self.tolerance, above=0)
+        check_real("first_step", self.first_step, above=0)
+        check_count("max_steps", self.max_steps)
+
+
+class Flow(NamedTuple):
+    """A density in time."""
+
+    times: FloatArray  # (n_times,): those asked for and reached
+    densities: FloatArray  # (n_times, n_cells)
+    step_times: FloatArray  # (n_steps + 1,): every accepted step
+    free_energies: FloatArray  # (n_steps + 1,)
+    rejected: int
+    end: FlowEnd
+
+    @property
+    def last(self) -> FloatArray:
+        """The last density."""
+        return np.asarray(self.densities[-1])
+
+
+Watch = Callable[[float, FloatArray], None]
+
+
+class _Recorder:
+    """Checks and keeps the free energy of every accepted step."""
+
+    def __init__(self, system: MeanField, density: FloatArray) -> None:
+        self._system = system
+        self.times, self.energies, self.rejected = [0.0], [self._energy(density)], 0
+
+    def _energy(self, density: FloatArray) -> float:
+        parts = self._system.free_energy(density)
+        self._scale = sum(abs(part) for part in parts[1:]) + 1e-300
+        return parts.total
+
+    def accepts(self, time: float, density: FloatArray) -> bool:
+        energy = self._energy(density)
+        rounding = 16 * np.finfo(np.float64).eps * self._scale
+        if not energy <= self.energies[-1] + rounding:
+            return False
+        self.times.append(time)
+        self.energies.append(min(energy, self.energies[-1]))
+        return True
+
+    def reject(self, dt: float, time: float) -> None:
+        self.rejected += 1
+        if dt < 1e-14 * max(time, 1.0):
+            raise DivergedError(
+                f"The flow stopped at time {time:g}: no step lowers the free energy."
+            )
+
+
+def evolve(
+    system: MeanField,
+    density: FloatArray,
+    times: Sequence[float] | FloatArray,
+    *,
+    settings: FlowSettings | None = None,
+    watch: Watch | None = None,
+) -> Flow:
+    """Follow `d rho/dt = div(rho grad U) + lap rho / beta` without flux at the wall.
+
+    Each step is compared with its two halves; their extrapolation, of second order in
+    time, is taken if it is non-negative and does not raise the free energy, else the
+    halves are. [CPM eq:main-mckean-vlasov].
+
+    Parameters
+    ----------
+    system
+        The system; any temperature.
+    density
+        At time zero; it is scaled to mass one.
+    times
+        Increasing times at which the density is kept.
+    settings
+        How time is stepped.
+    watch
+        Called with time and density after each step.
+
+    Returns
+    -------
+    Flow
+        The densities and the free energy of every step.
+
+    Examples
+    --------
+    >>> from coulomb.theory.boxes import Interval
+    >>> system = MeanField(Interval(-1, 1, 64), lambda w: 2 * w[..., 0] ** 2)
+    >>> flow = evolve(system, system.grid.uniform(), [0.1, 1.0])
+    >>> bool((np.diff(flow.free_energies) <= 0).all()), flow.end.name
+    (True, 'TIME_REACHED')
+    """
+    settings = settings or FlowSettings()
+    marks = np.asarray(times, dtype=np.float64)
+    if marks.ndim != 1 or not marks.size or (np.diff(marks, prepend=0) < 0).any():
+        raise ParameterError("`times` must be increasing and at least 0.")
+    rho = system.grid.normalise(density)
+    recorder, kept = _Recorder(system, rho), []
+    time, dt, end = 0.0, settings.first_step, FlowEnd.TIME_REACHED
+    felt = system.felt(rho)
+    drift = np.zeros_like(felt)  # of U in time, to guess the next one
+    for mark in marks:
+        while time < mark and end is FlowEnd.TIME_REACHED:
+            left = float(mark) - time
+            length = left if dt >= left else min(dt, left / 2)  # no sliver is left over
+            guess = felt + length * drift
+            trial = _try_step(system, rho, length, settings.tolerance, felt, guess)
+            if trial is None or trial.error > settings.tolerance:
+                recorder.reject(length, time)
+                error = math.inf if trial is None else trial.error
+                dt = length * max(0.1, 0.9 * math.sqrt(settings.tolerance / error))
+                dt = min(dt, length / 2)
+                continue
+            after = float(mark) if length == left else time + length
+            for candidate in (trial.extrapolated, trial.halves):
+                if candidate.min() >= 0 and recorder.accepts(after, candidate):
+                    break
+            else:
+                recorder.reject(length, time)
+                dt = length / 2
+                continue
+            moved = system.felt(candidate)
+            rho, time, drift, felt = candidate, after, (moved - felt) / length, moved
+            ideal = 0.9 * math.sqrt(settings.tolerance / max(trial.error, 1e-300))
+            proposal = length * min(max(ideal, 0.2), 3.0)
+            cut_short = length < dt and ideal > 1  # by a mark, not by the error
+            dt = max(dt, proposal) if cut_short else proposal
+            if watch is not None:
+                watch(time, rho)
+            if len(recorder.times) > settings.max_steps:
+                end = FlowEnd.STEP_LIMIT
+        if end is FlowEnd.TIME_REACHED:
+            kept.append(rho)
+    return Flow(
+        marks[: len(kept)],
+        np.array(kept or [rho]),
+        np.array(recorder.times),
+        np.array(recorder.energies),
+        recorder.rejected,
+        end,
+    )
+
+
+class _Trial(NamedTuple):
+    """A step and its two halves."""
+
+    extrapolated: FloatArray
+    halves: FloatArray
+    felt: FloatArray
+    error: float
+
+
+def _try_step(
+    system: MeanField,
+    rho: FloatArray,
+    dt: float,
+    tolerance: float,
+    now: FloatArray,
+    guess: FloatArray,
+) -> _Trial | None:
+    inner = 1e-3 * tolerance
+    whole = implicit_step(system, rho, dt, guess=guess, tolerance=inner)
+    if not whole.converged:
+        return None
+    middle = 0.5 * (now + whole.felt)
+    first = implicit_step(system, rho, dt / 2, guess=middle, tolerance=inner)
+    if not first.converged:
+        return None
+    second = implicit_step(
+        system, first.density, dt / 2, guess=whole.felt, tolerance=inner
+    )
+    if not second.converged:
+        return None
+    error = float(np.abs(second.density - whole.density) @ system.grid.volumes)
+    extrapolated = 2 * second.density - whole.density
+    return _Trial(extrapolated, second.density, second.felt, error)
+
+
+def relax(
+    system: MeanField,
+    density: FloatArray | None = None,
+    *,
+    tolerance: float = 1e-8,
+    settings: FlowSettings | None = None,
+    watch: Watch | None = None,
+) -> Flow:
+    """Follow the flow to where it stops, in growing backward Euler steps.
+
+    Times on the way are those of a first-order method with long steps; use `evolve`
+    where they matter. The free energy falls at every step all the same.
+
+    Parameters
+    ----------
+    system
+        The system; any temperature.
+    density
+        Where to start; uniform if None.
+    tolerance
+        Stop when a step of length one or more moves less mass than this.
+    settings
+        The first step and the step limit; its tolerance is not used.
+    watch
+        Called with time and density after each step.
+
+    Returns
+    -------
+    Flow
+        With one density, the last.
+    """
+    settings = settings or FlowSettings(first_step=1e-2)
+    rho = system.grid.uniform() if density is None else system.grid.normalise(density)
+    recorder = _Recorder(system, rho)
+    time, dt, end = 0.0, settings.first_step, FlowEnd.STEP_LIMIT
+    growth = 3.0
+    felt = system.felt(rho)
+    while len(recorder.times) <= settings.max_steps:
+        step = implicit_step(system, rho, dt, guess=felt, tolerance=0.1 * tolerance)
+        if not step.converged or not recorder.accepts(time + dt, step.density):
+            recorder.reject(dt, time)
+            dt, growth, felt = dt / 4, 1.2, system.felt(rho)
+            continue
+        moved = float(np.abs(step.density - rho) @ system.grid.volumes)
+        rho, felt, time = step.density, step.felt, time + dt
+        if watch is not None:
+            watch(time, rho)
+        if moved <= tolerance * min(dt, 1.0):
+            end = FlowEnd.STATIONARY
+            break
+        dt, growth = min(growth * dt, 1e4), min(1.2 * growth, 3.0)
+    return Flow(
+        np.array([time]),
+        rho[None],
+        np.array(recorder.times),
+        np.array(recorder.energies),
+        recorder.rejected,
+        end,
+    )

@@ -1,0 +1,218 @@
+"""Particles against the density: the gap as `N` grows."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from coulomb._support.checks import check_count, check_real
+from coulomb._support.errors import ParameterError
+from coulomb.dynamics.langevin import ProjectedLangevin
+from coulomb.features import Particles
+from coulomb.theory.boxes import Interval
+from coulomb.theory.deviations import observable_values
+from coulomb.theory.ensembles import draw_independent
+from coulomb.theory.fits import Fit, fit_power
+from coulomb.theory.flow import FlowSettings, evolve
+from coulomb.theory.grids import FloatArray
+from coulomb.theory.system import Function, MeanField
+from coulomb.theory.transport import line_distances
+
+
+@dataclass(frozen=True)
+class GapSettings:
+    """How the particles are run.
+
+    Parameters
+    ----------
+    step_size
+        `eta` for the smallest number of particles.
+    decay
+        `eta` falls as `N^-decay`; the theorem wants it to fall.
+    boundary
+        "project" or "reflect".
+    replicas
+        Independent runs for each `N`, at least two.
+    clip
+        The largest drift of a particle; singular forces need one at a finite step.
+    """
+
+    step_size: float = 1e-3
+    decay: float = 0.0
+    boundary: str = "reflect"
+    replicas: int = 16
+    clip: float = math.inf
+
+    def __post_init__(self) -> None:
+        check_real("step_size", self.step_size, above=0)
+        check_real("decay", self.decay, at_least=0)
+        check_count("replicas", self.replicas, at_least=2)
+        check_real("clip", self.clip, above=0, infinite=True)
+        if self.boundary not in ("project", "reflect"):
+            raise ParameterError(
+                f"`boundary` must be 'project' or 'reflect'; got {self.boundary!r}."
+            )
+
+
+class GapCurve(NamedTuple):
+    """Distances between particles and density, means over replicas."""
+
+    counts: FloatArray
+    first: FloatArray  # W_1; NaN where the domain is not an interval
+    first_errors: FloatArray
+    second: FloatArray  # W_2
+    second_errors: FloatArray
+    observable: FloatArray  # root mean square of int f dmu_N - int f drho
+    observable_errors: FloatArray
+    bias: FloatArray  # mean of int f dmu_N - int f drho
+    bias_errors: FloatArray
+    first_exponent: Fit | None
+    second_exponent: Fit | None
+    observable_exponent: Fit
+    density: FloatArray  # of the continuum at the final time
+    positions: list[FloatArray]  # (replicas, N, dim) of the particles then
+
+
+def mean_field_gap(
+    system: MeanField,
+    density: FloatArray,
+    time: float,
+    counts: Sequence[int],
+    observable: Function,
+    *,
+    settings: GapSettings | None = None,
+    flow: FlowSettings | None = None,
+    generator: torch.Generator,
+    watch: Callable[[int], None] | None = None,
+) -> GapCurve:
+    """Run particles and the density side by side. [CPM thm:main-mckean-vlasov].
+
+    Particles start as independent draws of the density. On an interval the Wasserstein
+    distances are exact, by quantiles; exponents are fitted to their decay with `N`. For
+    exchangeable particles with bounded forces `N^-1/2` is expected on the line.
+
+    Parameters
+    ----------
+    system
+        The system.
+    density
+        At time zero.
+    time
+        When to compare, positive.
+    counts
+        Numbers of particles, at least three.
+    observable
+        `f`, a function of positions such as `kernel_observable`.
+    settings
+        How the particles are run.
+    flow
+        How the density is run.
+    generator
+        The source of randomness.
+    watch
+        Called with each `N` when it is done.
+
+    Returns
+    -------
+    GapCurve
+        Distances, fitted exponents, and the final density and particles.
+    """
+    settings = settings or GapSettings()
+    check_real("time", time, above=0)
+    rho = system.grid.normalise(density)
+    final = evolve(system, rho, [time], settings=flow).last
+    expected = float(
+        final * system.grid.volumes @ observable_values(system, observable)
+    )
+    rows, clouds = [], []
+    for count in counts:
+        check_count("counts", count, at_least=2)
+        step = settings.step_size * (counts[0] / count) ** settings.decay
+        cloud = _run_particles(system, rho, time, count, step, settings, generator)
+        clouds.append(cloud.numpy())
+        rows.append(_compare(system, final, cloud, observable, expected))
+        if watch is not None:
+            watch(count)
+    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    n = np.array(counts, dtype=np.float64)
+    on_line = isinstance(system.grid, Interval)
+    first, first_errors, second, second_errors, size, size_errors, bias, errors = (
+        columns
+    )
+    return GapCurve(
+        n,
+        first,
+        first_errors,
+        second,
+        second_errors,
+        size,
+        size_errors,
+        bias,
+        errors,
+        fit_power(n, first, first_errors) if on_line else None,
+        fit_power(n, second, second_errors) if on_line else None,
+        fit_power(n, size, size_errors),
+        final,
+        clouds,
+    )
+
+
+def _run_particles(
+    system: MeanField,
+    density: FloatArray,
+    time: float,
+    count: int,
+    step: float,
+    settings: GapSettings,
+    generator: torch.Generator,
+) -> torch.Tensor:
+    steps = max(1, math.ceil(time / step))
+    sampler = ProjectedLangevin(
+        step_size=time / steps,
+        inverse_temperature=system.inverse_temperature,
+        domain=system.grid.domain,
+        clip=settings.clip,
+        boundary=settings.boundary,
+    )
+    start = draw_independent(
+        system, density, settings.replicas, count, generator=generator
+    )
+    state, _ = sampler.advance(
+        sampler.init(Particles(start.positions)),
+        system.hamiltonian(),
+        steps,
+        generator=generator,
+    )
+    return state.particles.positions
+
+
+def _compare(
+    system: MeanField,
+    density: FloatArray,
+    cloud: torch.Tensor,
+    observable: Function,
+    expected: float,
+) -> tuple[float, ...]:
+    replicas = cloud.shape[0]
+    root = math.sqrt(replicas)
+    first = second = np.full(replicas, math.nan)
+    if isinstance(system.grid, Interval):
+        pairs = [line_distances(c, system.grid, density) for c in cloud.numpy()]
+        first, second = (np.array(values) for values in zip(*pairs, strict=True))
+    with torch.no_grad():
+        seen = observable(cloud).mean(dim=-1).double().numpy() - expected
+    square = seen**2
+    size = math.sqrt(float(square.mean()))
+    return (
+        float(first.mean()),
+        float(first.std(ddof=1)) / root,
+        float(second.mean()),
+        float(second.std(ddof=1)) / root,
+        size,
+        float(square.std(ddof=1)) / root / (2 * size),  # delta method for the root
+        float(seen.mean()),
+        float(seen.std(ddof=1)) / root,
+    )

@@ -1,0 +1,258 @@
+"""The Gibbs law of finitely many particles, by parallel tempering.
+
+`P_N = exp(-beta N H_N) / Z_N` on the domain, that is `beta_N = beta N` in the paper's
+words. [CPM Eq:Gibbs_Measure].
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coulomb._support.checks import check_count, check_real
+from coulomb._support.errors import ParameterError
+from coulomb.theory.diagnostics import effective_sample_size, split_r_hat
+from coulomb.theory.ensembles import (
+    LogLaw,
+    configuration_energies,
+    draw_independent,
+    mean_spacing,
+)
+from coulomb.theory.grids import FloatArray
+from coulomb.theory.moves import metropolis_move
+from coulomb.theory.system import MeanField
+
+# The acceptance at which Langevin proposals are most efficient in many dimensions.
+_BEST_ACCEPTANCE = 0.574
+
+
+@dataclass(frozen=True)
+class TemperingSettings:
+    """How the Gibbs law is sampled.
+
+    Parameters
+    ----------
+    chains
+        Independent ladders, at least two: R-hat compares them.
+    rungs
+        Temperatures of a ladder; one for no tempering.
+    hottest
+        The smallest inverse temperature, as a fraction of the wanted one.
+    warmup
+        Sweeps that tune the steps and are thrown away.
+    draws
+        Sweeps that are kept.
+    thin
+        Moves of every configuration per sweep.
+    step_size
+        The first step, as a fraction of the squared diameter over `n_particles`.
+    """
+
+    chains: int = 4
+    rungs: int = 4
+    hottest: float = 0.25
+    warmup: int = 500
+    draws: int = 1000
+    thin: int = 1
+    step_size: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_count("chains", self.chains, at_least=2)
+        check_count("rungs", self.rungs)
+        check_real("hottest", self.hottest, above=0, at_most=1)
+        check_count("warmup", self.warmup, at_least=0)
+        check_count("draws", self.draws, at_least=4)
+        check_count("thin", self.thin)
+        check_real("step_size", self.step_size, above=0)
+
+
+class GibbsSample(NamedTuple):
+    """Draws of the Gibbs law with their diagnostics."""
+
+    positions: Tensor  # (chains, draws, n_particles, dim)
+    energies: FloatArray  # (chains, draws): H
+    accepted: FloatArray  # (rungs,): share of moves accepted, coldest first
+    swapped: FloatArray  # (rungs - 1,): share of exchanges accepted
+    r_hat: float  # of the energy
+    effective_size: float  # of the energy
+
+
+def gibbs_sample(
+    system: MeanField,
+    n_particles: int,
+    *,
+    settings: TemperingSettings | None = None,
+    generator: torch.Generator,
+) -> GibbsSample:
+    """Sample `exp(-beta N H_N)`: Metropolis-adjusted Langevin, parallel tempering.
+
+    Each ladder holds configurations at inverse temperatures from `beta` to
+    `hottest * beta`; neighbours are exchanged with probability
+    `min(1, exp(N (beta_i - beta_j) (H_i - H_j)))`.
+
+    Parameters
+    ----------
+    system
+        The system, at finite temperature.
+    n_particles
+        `N`.
+    settings
+        Chains, temperatures and lengths.
+    generator
+        The source of randomness.
+
+    Returns
+    -------
+    GibbsSample
+        Draws at the coldest temperature.
+
+    Examples
+    --------
+    >>> from coulomb.theory.boxes import Interval
+    >>> system = MeanField(Interval(-1, 1, 50), lambda w: w[..., 0] ** 2)
+    >>> few = TemperingSettings(chains=2, warmup=20, draws=30)
+    >>> sample = gibbs_sample(
+    ...     system, 3, settings=few, generator=torch.Generator().manual_seed(0)
+    ... )
+    >>> tuple(sample.positions.shape)
+    (2, 30, 3, 1)
+    """
+    settings = settings or TemperingSettings()
+    check_count("n_particles", n_particles)
+    if math.isinf(system.inverse_temperature):
+        raise ParameterError(
+            "`inverse_temperature` must be finite for sampling; got inf. Use "
+            "`ground_state` for the limit."
+        )
+    ladder = _Ladder(system, n_particles, settings, generator)
+    for _ in range(settings.warmup):
+        ladder.sweep(tune=True)
+    ladder.forget()
+    positions, energies = [], []
+    for _ in range(settings.draws):
+        ladder.sweep(tune=False)
+        positions.append(ladder.coldest_positions())
+        energies.append(ladder.coldest_energies())
+    values = torch.stack(energies, dim=1).numpy()
+    return GibbsSample(
+        torch.stack(positions, dim=1),
+        values,
+        ladder.acceptance(),
+        ladder.exchange(),
+        split_r_hat(values),
+        effective_sample_size(values),
+    )
+
+
+class _Ladder:
+    """All chains and rungs as one batch, `(chains, rungs)` flattened."""
+
+    def __init__(
+        self,
+        system: MeanField,
+        n_particles: int,
+        settings: TemperingSettings,
+        generator: torch.Generator,
+    ) -> None:
+        self._system, self._settings, self._generator = system, settings, generator
+        self._domain, self._count = system.grid.domain, n_particles
+        rungs = settings.rungs
+        shares = torch.logspace(0, math.log10(settings.hottest), rungs).double()
+        beta = system.inverse_temperature
+        self._betas = (beta * shares).repeat(settings.chains)
+        start = draw_independent(
+            system,
+            system.grid.uniform(),
+            settings.chains * rungs,
+            n_particles,
+            generator=generator,
+        )
+        self._softening = mean_spacing(system, n_particles)
+        self._positions = start.positions
+        self._now = self._law(self._positions)
+        span = float(np.ptp(system.grid.centres, axis=0).max())
+        first = settings.step_size * span**2 / n_particles
+        self._log_steps = torch.full((rungs,), math.log(first), dtype=torch.float64)
+        self._turn = 0
+        self.forget()
+
+    def _law(self, positions: Tensor) -> LogLaw:
+        energies = configuration_energies(
+            self._system, positions, softening=self._softening
+        )
+        factor = -self._betas
+        return LogLaw(
+            factor * self._count * energies.value,
+            factor[:, None, None] * energies.gradient,
+        )
+
+    def forget(self) -> None:
+        rungs = self._settings.rungs
+        self._moved, self._moves = torch.zeros(rungs, dtype=torch.float64), 0
+        self._swaps = np.zeros((2, max(rungs - 1, 0)))
+
+    def sweep(self, *, tune: bool) -> None:
+        chains, rungs = self._settings.chains, self._settings.rungs
+        for _ in range(self._settings.thin):
+            steps = self._log_steps.exp().repeat(chains)
+            self._positions, self._now, accepted = metropolis_move(
+                self._law,
+                self._positions,
+                self._now,
+                steps,
+                self._domain,
+                generator=self._generator,
+            )
+            share = accepted.double().reshape(chains, rungs).mean(dim=0)
+            self._moved += share
+            self._moves += 1
+            if tune:
+                self._log_steps += 0.1 * (share - _BEST_ACCEPTANCE)
+        self._exchange()
+
+    def _exchange(self) -> None:
+        chains, rungs = self._settings.chains, self._settings.rungs
+        lower = torch.arange(self._turn % 2, rungs - 1, 2)
+        self._turn += 1
+        uniform = torch.rand(
+            (chains, max(lower.numel(), 1)),
+            generator=self._generator,
+            dtype=torch.float64,
+        )
+        if not lower.numel():
+            return
+        # log p / beta is -N H, whatever the rung.
+        scaled = (self._now.value / self._betas).reshape(chains, rungs)
+        betas = self._betas.reshape(chains, rungs)
+        rise = (betas[:, lower] - betas[:, lower + 1]) * (
+            scaled[:, lower + 1] - scaled[:, lower]
+        )
+        swap = uniform.log() < rise
+        order = torch.arange(rungs).repeat(chains, 1)
+        order[:, lower] += swap.long()
+        order[:, lower + 1] -= swap.long()
+        index = (order + rungs * torch.arange(chains)[:, None]).reshape(-1)
+        ratio = self._betas / self._betas[index]
+        self._positions = self._positions[index]
+        self._now = LogLaw(
+            self._now.value[index] * ratio,
+            self._now.gradient[index] * ratio[:, None, None],
+        )
+        self._swaps[0, lower.numpy()] += swap.double().mean(dim=0).numpy()
+        self._swaps[1, lower.numpy()] += 1
+
+    def coldest_positions(self) -> Tensor:
+        return self._positions[:: self._settings.rungs].clone()
+
+    def coldest_energies(self) -> Tensor:
+        cold = slice(None, None, self._settings.rungs)
+        return -self._now.value[cold] / (self._betas[cold] * self._count)
+
+    def acceptance(self) -> FloatArray:
+        return np.asarray((self._moved / max(self._moves, 1)).numpy())
+
+    def exchange(self) -> FloatArray:
+        return np.asarray(self._swaps[0] / np.maximum(self._swaps[1], 1))

@@ -1,0 +1,203 @@
+"""Weighted configurations: importance sampling from the mean field.
+
+The Gibbs law of `N` particles is close to `N` independent draws of the mean-field
+equilibrium: their log-density ratio stays bounded as `N` grows. The event
+`int f dmu_N >= a` is made typical by drawing from the equilibrium tilted by `theta f`
+instead. Weights correct for both, so that the estimates are unbiased for every `N`.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coulomb._support.checks import check_count
+from coulomb._support.errors import ParameterError
+from coulomb.theory.ensembles import (
+    CellLookup,
+    Law,
+    LogLaw,
+    configuration_energies,
+    draw_independent,
+    mean_spacing,
+)
+from coulomb.theory.grids import FloatArray
+from coulomb.theory.moves import metropolis_move
+from coulomb.theory.system import Function, MeanField
+
+
+@dataclass(frozen=True)
+class ImportanceSettings:
+    """How much is drawn.
+
+    Parameters
+    ----------
+    configurations
+        Independent draws of the whole configuration.
+    bridges
+        Laws between the independent draws and the Gibbs law, each followed by
+        Metropolis moves (annealed importance sampling); 0 weighs the draws at once.
+        Cold systems, whose weights spread, need some.
+    moves
+        Metropolis moves per bridge.
+    """
+
+    configurations: int = 4000
+    bridges: int = 0
+    moves: int = 2
+
+    def __post_init__(self) -> None:
+        check_count("configurations", self.configurations, at_least=10)
+        check_count("bridges", self.bridges, at_least=0)
+        check_count("moves", self.moves)
+
+
+class LogEstimate(NamedTuple):
+    """The logarithm of a positive number, with the error of the logarithm."""
+
+    value: float
+    standard_error: float
+    effective_size: float  # of the weights
+
+
+class Weighted(NamedTuple):
+    """Configurations with log-weights: `mean(exp(w))` estimates the normaliser."""
+
+    positions: Tensor
+    log_weights: FloatArray
+
+
+def log_mean(log_values: FloatArray) -> LogEstimate:
+    """Estimate `log E[exp(value)]` from independent draws.
+
+    Parameters
+    ----------
+    log_values
+        One per draw; minus infinity counts as zero.
+
+    Returns
+    -------
+    LogEstimate
+        With the standard error by the delta method.
+    """
+    top = float(log_values.max())
+    if not math.isfinite(top):
+        return LogEstimate(-math.inf, math.inf, 0.0)
+    weights = np.exp(log_values - top)
+    mean = float(weights.mean())
+    error = float(weights.std(ddof=1)) / (mean * math.sqrt(weights.size))
+    size = float(weights.sum() ** 2 / (weights**2).sum())
+    return LogEstimate(top + math.log(mean), error, size)
+
+
+def weighted_configurations(
+    system: MeanField,
+    n_particles: int,
+    density: FloatArray,
+    *,
+    tilt: float = 0.0,
+    observable: Function | None = None,
+    settings: ImportanceSettings | None = None,
+    generator: torch.Generator,
+) -> Weighted:
+    """Draw from a product law and weigh for `exp(-beta N H_N + theta sum_k f(w_k))`.
+
+    With bridges the draws are moved through laws in between (Neal 2001), which keeps
+    the weights even.
+
+    Parameters
+    ----------
+    system
+        At `beta = beta_N / N`, finite.
+    n_particles
+        `N`.
+    density
+        Of the product law.
+    tilt
+        `theta`.
+    observable
+        `f`; needed where the tilt is not zero.
+    settings
+        How much is drawn.
+    generator
+        The source of randomness.
+
+    Returns
+    -------
+    Weighted
+        The mean of the exponentials of the log-weights is the normaliser, unbiased.
+    """
+    settings = settings or ImportanceSettings()
+    if math.isinf(system.inverse_temperature):
+        raise ParameterError(
+            "`inverse_temperature` must be finite for particles; got inf."
+        )
+    draws = draw_independent(
+        system, density, settings.configurations, n_particles, generator=generator
+    )
+    path = _Path(system, density, tilt, observable)
+    goal, start = path.logs(draws.positions)
+    weights = torch.zeros_like(draws.log_density)
+    positions = draws.positions
+    span = float(np.ptp(system.grid.centres, axis=0).max())
+    step = torch.full((positions.shape[0],), 0.01 * span**2 / n_particles).double()
+    times = np.linspace(0, 1, settings.bridges + 2)
+    for before, after in itertools.pairwise(times):
+        weights = weights + (after - before) * (goal.value - start.value)
+        if after == 1:
+            break
+        law = path.between(float(after))
+        now = law(positions)
+        for _ in range(settings.moves):
+            positions, now, accepted = metropolis_move(
+                law, positions, now, step, system.grid.domain, generator=generator
+            )
+            share = float(accepted.double().mean())
+            step = step * math.exp(0.5 * (share - 0.574))
+        goal, start = path.logs(positions)
+    return Weighted(positions, weights.numpy())
+
+
+class _Path:
+    """Laws between a product law and the tilted Gibbs law, geometrically."""
+
+    def __init__(
+        self,
+        system: MeanField,
+        density: FloatArray,
+        tilt: float,
+        observable: Function | None,
+    ) -> None:
+        self._system, self._tilt, self._observable = system, tilt, observable
+        self._product = CellLookup(system.grid, np.log(density))
+
+    def logs(self, positions: Tensor) -> tuple[LogLaw, LogLaw]:
+        """Evaluate the goal and the start."""
+        soft = mean_spacing(self._system, positions.shape[-2])
+        energies = configuration_energies(self._system, positions, softening=soft)
+        beta, count = self._system.inverse_temperature, positions.shape[-2]
+        value, gradient = -beta * count * energies.value, -beta * energies.gradient
+        if self._tilt and self._observable is not None:
+            with torch.enable_grad():
+                places = positions.detach().requires_grad_(True)
+                seen = self._observable(places)
+                (slope,) = torch.autograd.grad(seen.sum(), places)
+            value = value + self._tilt * seen.detach().sum(dim=-1)
+            gradient = gradient + self._tilt * slope
+        return LogLaw(value, gradient), self._product(positions)
+
+    def between(self, time: float) -> Law:
+        """Give the law at `time` between 0, the product, and 1, the goal."""
+
+        def law(positions: Tensor) -> LogLaw:
+            goal, start = self.logs(positions)
+            return LogLaw(
+                time * goal.value + (1 - time) * start.value,
+                time * goal.gradient + (1 - time) * start.gradient,
+            )
+
+        return law
