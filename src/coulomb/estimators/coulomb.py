@@ -14,11 +14,9 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
-from coulomb._support.checks import check_count, check_real
-from coulomb._support.errors import ParameterError, unknown_name
 from coulomb._support.streams import make_generator
-from coulomb.domains import AbstractDomain, Ball, domains
-from coulomb.dynamics.initial import Component, SpectralMixture, draw_phases
+from coulomb.domains import Ball
+from coulomb.dynamics.initial import draw_phases
 from coulomb.dynamics.stopping import StopReason
 from coulomb.estimators._columns import Target, label_columns, read_target
 from coulomb.estimators._fourier import AbstractFourierSampler, draw_seed
@@ -29,19 +27,13 @@ from coulomb.estimators._learning import (
     go_on,
     learn,
 )
-from coulomb.estimators._selection import DIVERGENCES, LAWS
+from coulomb.estimators._settings import check_auto_gamma, resolve_settings
 from coulomb.features import Fourier, Particles, as_feature_map
-from coulomb.interactions import AbstractInteraction, interactions
 from coulomb.objectives import Sample
 
-_RESAMPLE = ("uniform", "gibbs")
-_STOPPING = ("settled", "held-out")
-_LABELS = ("centred", "balanced", "paper")
 # A dense copy of sparse rows, and what partial_fit remembers, hold this many numbers.
 _MOST_NUMBERS = 50_000_000
 _REMEMBERED_ROWS = 20_000
-_FULL_BATCH = 20_000
-_BATCH = 4096
 
 
 class CoulombSampler(AbstractFourierSampler):
@@ -257,7 +249,7 @@ class CoulombSampler(AbstractFourierSampler):
             The estimator.
         """
         with self._all_or_nothing():
-            settings = self._settings(draw_seed(self.random_state))
+            settings = resolve_settings(self, draw_seed(self.random_state))
             rows, y, weight = self._fit_input(X, y, sample_weight, supervised=True)
             target = read_target(y, target=self.target)
             self._remembered: Any = None
@@ -293,14 +285,14 @@ class CoulombSampler(AbstractFourierSampler):
         """
         with self._all_or_nothing():
             if getattr(self, "_remembered", None) is None:
-                settings = self._settings(draw_seed(self.random_state))
+                settings = resolve_settings(self, draw_seed(self.random_state))
                 rows, y, weight = self._fit_input(X, y, sample_weight, supervised=True)
                 self._seed, self._seen_rows = settings.seed, 0
                 self._remembered = self._learned = None
                 known = read_target(y, target=self.target, classes=classes)
                 self._classes = known.classes
             else:
-                settings = self._settings(self._seed)
+                settings = resolve_settings(self, self._seed)
                 rows, y, weight = self._check_chunk(X, y, sample_weight)
             kind = "number" if self._classes is None else "classes"
             target = read_target(y, target=kind, classes=self._classes)
@@ -488,136 +480,13 @@ class CoulombSampler(AbstractFourierSampler):
         kept = Target(values[keep], target.classes)
         self._remembered = (x[keep], kept, weight[keep])
 
-    def _settings(self, seed: int) -> LearningSettings:
-        """Check every parameter and resolve every name."""
-        self._check_gamma()
-        check_count("n_components", self.n_components)
-        n_particles = self.n_components
-        if self.n_particles is not None:
-            n_particles = check_count("n_particles", self.n_particles)
-        if n_particles < self.n_components:
-            raise ParameterError(
-                f"`n_components` must be at most `n_particles` = {n_particles}; got "
-                f"{self.n_components}. Raise `n_particles` or leave it None."
-            )
-        for name, value, known in (
-            ("resample", self.resample, _RESAMPLE),
-            ("stopping", self.stopping, _STOPPING),
-            ("labels", self.labels, _LABELS),
-        ):
-            if value not in known:
-                raise unknown_name(name, value, known)
-        beta = self._resolve_temperature()
-        n_candidates = self.n_candidates
-        if n_candidates is not None:
-            check_count("n_candidates", n_candidates)
-            n_candidates = max(n_candidates, n_particles)
-        elif beta is None and self.max_iter != 0:
-            raise ParameterError(
-                "`inverse_temperature` must be a number when `n_candidates` is None; "
-                "got "
-                '"auto". Give one of the two a number.'
-            )
-        return LearningSettings(
-            n_components=self.n_components,
-            n_particles=n_particles,
-            laws=self._resolve_laws(),
-            inverse_temperature=beta,
-            divergences=DIVERGENCES,
-            n_candidates=n_candidates,
-            max_iter=check_count("max_iter", self.max_iter, at_least=0),
-            tol=check_real("tol", self.tol, at_least=0),
-            step_size=self._number_or_auto("step_size", self.step_size),
-            interaction=_resolve(
-                "interaction", self.interaction, AbstractInteraction, interactions
-            ),
-            strength=check_real(
-                "interaction_strength", self.interaction_strength, at_least=0
-            ),
-            domain=_resolve("domain", self.domain, AbstractDomain, domains),
-            clip=check_real("clip", self.clip, above=0, infinite=True),
-            prior=bool(self.prior),
-            feature_map=as_feature_map(self.feature_map),
-            batch_size=self._resolve_batch(),
-            full_batch_up_to=_FULL_BATCH if self.batch_size == "auto" else 0,
-            distinct_pairs=self.labels == "paper",
-            resample=self.resample,
-            stopping=self.stopping,
-            seed=seed,
-            progress=bool(self.verbose),
-        )
-
-    def _resolve_temperature(self) -> float | None:
-        return self._number_or_auto(
-            "inverse_temperature", self.inverse_temperature, infinite=True
-        )
-
-    def _number_or_auto(
-        self, name: str, value: Any, *, infinite: bool = False
-    ) -> float | None:
-        if isinstance(value, str):
-            if value != "auto":
-                raise unknown_name(name, value, ["auto"])
-            return None
-        return check_real(name, value, above=0, infinite=infinite)
-
-    def _resolve_batch(self) -> int | None:
-        if self.batch_size is None:
-            return None
-        if self.batch_size == "auto":
-            return _BATCH
-        if isinstance(self.batch_size, str):
-            raise unknown_name("batch_size", self.batch_size, ["auto"])
-        return check_count("batch_size", self.batch_size, at_least=2)
-
-    def _resolve_laws(self) -> dict[str, SpectralMixture]:
-        """List the starting laws that the parameters leave open, the default first."""
-        coordinates = self.coordinates
-        if isinstance(coordinates, str) and coordinates not in ("auto", "all"):
-            raise unknown_name("coordinates", coordinates, ["auto", "all"])
-        if not isinstance(coordinates, str):
-            check_count("coordinates", coordinates)
-        if self.gamma == "auto" and coordinates == "auto":
-            return LAWS
-        count = 0 if isinstance(coordinates, str) else int(coordinates)
-        if self.gamma == "auto":
-            return {
-                f"{coordinates} coordinates, {m:g} times scale": SpectralMixture(
-                    (Component(count, m),)
-                )
-                for m in (1.0, 0.5, 2.0, 4.0)
-            }
-        counts = (0, 1, 2, 3) if coordinates == "auto" else (count,)
-        return {
-            f"{k or 'all'} coordinates": SpectralMixture((self._component(k),))
-            for k in counts
-        }
-
-    def _component(self, count: int) -> Component:
-        if self.gamma == "scale":
-            return Component(count, 1.0)
-        return Component(count, float(self.gamma), absolute=True)
-
     def _resolve_gamma(self, X: Any, weight: np.ndarray) -> float:
         if self.gamma == "auto":
             return 1.0 / max(1, int(self._varying.sum()))
         return super()._resolve_gamma(X, weight)
 
     def _check_gamma(self) -> None:
-        if isinstance(self.gamma, str):
-            if self.gamma not in ("auto", "scale"):
-                raise unknown_name("gamma", self.gamma, ["auto", "scale"])
-        else:
-            check_real("gamma", self.gamma, above=0)
-
-
-def _resolve(name: str, value: Any, kind: type, registry: Any) -> Any:
-    if isinstance(value, kind):
-        return value
-    if isinstance(value, str):
-        return registry.build(value)
-    word = kind.__name__.removeprefix("Abstract").lower()
-    raise ParameterError(f"`{name}` must be a name or a {word}; got {value!r}.")
+        check_auto_gamma(self.gamma)
 
 
 def _count_distinct(x: np.ndarray) -> int:
