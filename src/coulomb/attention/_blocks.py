@@ -1,0 +1,418 @@
+"""Feature maps evaluated block by block, with the pull-back of their gradients.
+
+Features are four times wider than queries and keys; a block of them stays in the cache,
+a whole sequence of them does not. A block map evaluates one block, and again in the
+backward pass, so that features are never stored.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from coulomb.attention._workspace import Workspace
+from coulomb.features import AbstractFeatureMap, Favor, Particles, SoftmaxFeatures
+
+# Receives the gradient of a block's features, which it may overwrite, adds to the
+# gradients of the particles and returns the gradient of the block's inputs.
+Pull = Callable[[Tensor], Tensor]
+
+# The exponent of a key that is not there: far below any other and yet finite, since
+# the difference of two infinities is not a number.
+ABSENT = -1e30
+
+
+class BlockMap(ABC):
+    """Features of blocks `(groups, rows, dim)`, for keys and for queries.
+
+    A *shift*, shape `(groups, 1, features)`, is subtracted from the logarithms of the
+    keys' features and added to those of the queries: it cancels in every product.
+    Features of a query may be multiplied by any number, which cancels in the ratio.
+    Both serve only to keep numbers inside the range; maps without need ignore them.
+    Before the first key there is no shift.
+
+    Parameters
+    ----------
+    particles
+        Positions `(groups, n_particles, dim)`, and phases or None.
+    work
+        Where to keep the arrays.
+    track
+        Whether gradients of the particles are wanted.
+    """
+
+    # Whether features of queries are exponentials: a factor of a feature can then be
+    # added to its shift as a logarithm.
+    exponential = False
+
+    def __init__(
+        self, particles: Particles, work: Workspace, *, track: bool = False
+    ) -> None:
+        self.particles = particles
+        self.work = work
+        self.track = track
+        self.grad_positions = torch.zeros_like(particles.positions) if track else None
+        self.grad_phases: Tensor | None = None
+        if track and particles.phases is not None:
+            self.grad_phases = torch.zeros_like(particles.phases)
+
+    @abstractmethod
+    def n_features(self, dim: int) -> int:
+        """Count the features of inputs with `dim` coordinates.
+
+        Parameters
+        ----------
+        dim
+            Coordinates of an input.
+
+        Returns
+        -------
+        int
+            The size of the last axis of the features.
+        """
+
+    @abstractmethod
+    def keys(
+        self, x: Tensor, dead: Tensor | None, shift: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Evaluate keys; the shift rises where a key's features exceed it.
+
+        Parameters
+        ----------
+        x
+            A block, shape `(groups, rows, dim)`.
+        dead
+            True where the mask removes a key, `(groups, rows, 1)`, or None.
+        shift
+            The shift so far.
+
+        Returns
+        -------
+        tuple
+            The features, and the shift they are relative to.
+        """
+
+    @abstractmethod
+    def queries(self, x: Tensor, shift: Tensor | None) -> Tensor:
+        """Evaluate queries.
+
+        Parameters
+        ----------
+        x
+            A block, shape `(groups, rows, dim)`.
+        shift
+            The shift of the keys.
+
+        Returns
+        -------
+        Tensor
+            The features.
+        """
+
+    @abstractmethod
+    def record_keys(
+        self,
+        x: Tensor,
+        dead: Tensor | None,
+        shift: Tensor | None,
+        known: Tensor | None = None,
+    ) -> tuple[Tensor, Pull]:
+        """Evaluate keys at a given shift, and give their pull-back.
+
+        Parameters
+        ----------
+        x
+            A block, shape `(groups, rows, dim)`.
+        dead
+            True where the mask removes a key, `(groups, rows, 1)`, or None.
+        shift
+            The shift.
+        known
+            The features, where they were kept; only exponential maps are asked so.
+
+        Returns
+        -------
+        tuple
+            The features and the pull-back.
+        """
+
+    @abstractmethod
+    def record_queries(
+        self, x: Tensor, shift: Tensor | None, known: Tensor | None = None
+    ) -> tuple[Tensor, Pull]:
+        """Evaluate queries, and give their pull-back.
+
+        Parameters
+        ----------
+        x
+            A block, shape `(groups, rows, dim)`.
+        shift
+            The shift of the keys.
+        known
+            The features, where they were kept; only exponential maps are asked so.
+
+        Returns
+        -------
+        tuple
+            The features and the pull-back.
+        """
+
+
+class GivenFeatures(BlockMap):
+    """The inputs are features already."""
+
+    def n_features(self, dim: int) -> int:
+        return dim
+
+    def keys(
+        self, x: Tensor, dead: Tensor | None, shift: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        return x, None
+
+    def queries(self, x: Tensor, shift: Tensor | None) -> Tensor:
+        return x
+
+    def record_keys(
+        self,
+        x: Tensor,
+        dead: Tensor | None,
+        shift: Tensor | None,
+        known: Tensor | None = None,
+    ) -> tuple[Tensor, Pull]:
+        return x, lambda grad: grad
+
+    def record_queries(
+        self, x: Tensor, shift: Tensor | None, known: Tensor | None = None
+    ) -> tuple[Tensor, Pull]:
+        return x, lambda grad: grad
+
+
+class AnyMap(BlockMap):
+    """Any feature map; autograd differentiates it, one block at a time.
+
+    Parameters
+    ----------
+    particles, work, track
+        As for every block map.
+    feature_map
+        The map.
+    """
+
+    def __init__(
+        self,
+        particles: Particles,
+        work: Workspace,
+        *,
+        track: bool = False,
+        feature_map: AbstractFeatureMap,
+    ) -> None:
+        super().__init__(particles, work, track=track)
+        self._map = feature_map
+
+    def n_features(self, dim: int) -> int:
+        return self._map.n_features(self.particles.n_particles)
+
+    def keys(
+        self, x: Tensor, dead: Tensor | None, shift: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        return self._map(x, self.particles), None
+
+    def queries(self, x: Tensor, shift: Tensor | None) -> Tensor:
+        return self._map(x, self.particles)
+
+    def record_keys(
+        self,
+        x: Tensor,
+        dead: Tensor | None,
+        shift: Tensor | None,
+        known: Tensor | None = None,
+    ) -> tuple[Tensor, Pull]:
+        return self.record_queries(x, shift)
+
+    def record_queries(
+        self, x: Tensor, shift: Tensor | None, known: Tensor | None = None
+    ) -> tuple[Tensor, Pull]:
+        leaves = [x.detach().requires_grad_()]
+        positions, phases = self.particles
+        if self.track:
+            positions = positions.detach().requires_grad_()
+            leaves.append(positions)
+            if phases is not None:
+                phases = phases.detach().requires_grad_()
+                leaves.append(phases)
+        with torch.enable_grad():
+            features = self._map(leaves[0], Particles(positions, phases))
+
+        def pull(grad: Tensor) -> Tensor:
+            grads = torch.autograd.grad(
+                features, leaves, grad, allow_unused=True, materialize_grads=True
+            )
+            for total, part in zip(
+                (self.grad_positions, self.grad_phases), grads[1:], strict=False
+            ):
+                if total is not None:
+                    total += part
+            return grads[0]
+
+        return features.detach(), pull
+
+
+class _ProjectedMap(BlockMap):
+    # The features are a function of `scale * positions . x`, written in place.
+
+    exponential = True
+    scale = 1.0
+
+    def n_features(self, dim: int) -> int:
+        return self.particles.n_particles
+
+    def _project(self, name: str, x: Tensor, offset: Tensor | None = None) -> Tensor:
+        columns = self.particles.positions.transpose(1, 2)
+        out = self.work.get(name, x.shape[0], x.shape[1], columns.shape[2])
+        if offset is None and self.scale == 1.0:
+            return torch.bmm(x, columns, out=out)
+        base = out.zero_() if offset is None else offset
+        return torch.baddbmm(base, x, columns, alpha=self.scale, out=out)
+
+    def _pull_projection(self, x: Tensor, grad: Tensor) -> Tensor:
+        if self.grad_positions is not None:
+            self.grad_positions.baddbmm_(grad.transpose(1, 2), x, alpha=self.scale)
+        back = torch.bmm(grad, self.particles.positions)
+        return back if self.scale == 1.0 else back.mul_(self.scale)
+
+    def queries(self, x: Tensor, shift: Tensor | None) -> Tensor:
+        # A softmax is the exponential up to a factor of the row, which is free, and
+        # its largest feature never overflows.
+        exponents = self._project("queries", x, shift)
+        return torch.softmax(exponents, dim=-1, out=exponents)
+
+    def record_queries(
+        self, x: Tensor, shift: Tensor | None, known: Tensor | None = None
+    ) -> tuple[Tensor, Pull]:
+        features = self.queries(x, shift) if known is None else known
+        # The output does not depend on the scale of a query's features, so that
+        # `features . grad = 0` and the softmax's own correction vanishes.
+        return features, lambda grad: self._pull_projection(x, grad.mul_(features))
+
+
+class SoftmaxMap(_ProjectedMap):
+    """`softmax(w.x / tau)`; the constant `sqrt(M)` cancels.
+
+    Parameters
+    ----------
+    particles, work, track
+        As for every block map.
+    feature_map
+        Gives the temperature.
+    """
+
+    def __init__(
+        self,
+        particles: Particles,
+        work: Workspace,
+        *,
+        track: bool = False,
+        feature_map: SoftmaxFeatures,
+    ) -> None:
+        super().__init__(particles, work, track=track)
+        self.scale = 1.0 / feature_map.temperature
+
+    def keys(
+        self, x: Tensor, dead: Tensor | None, shift: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        exponents = self._project("keys", x)
+        return torch.softmax(exponents, dim=-1, out=exponents), None
+
+    def record_keys(
+        self,
+        x: Tensor,
+        dead: Tensor | None,
+        shift: Tensor | None,
+        known: Tensor | None = None,
+    ) -> tuple[Tensor, Pull]:
+        features = self.keys(x, dead, shift)[0] if known is None else known
+
+        def pull(grad: Tensor) -> Tensor:
+            grad.mul_(features)
+            grad.addcmul_(features, grad.sum(dim=-1, keepdim=True), value=-1.0)
+            return self._pull_projection(x, grad)
+
+        return features, pull
+
+
+class FavorMap(_ProjectedMap):
+    """`exp(w.x - |x|^2 / 2)`, with the largest key of each feature as the shift.
+
+    Some key then has the value one in every feature, so that the normaliser of a query
+    is at least the sum of its own features: it can neither overflow nor vanish.
+    """
+
+    def _exponents(self, x: Tensor, dead: Tensor | None) -> Tensor:
+        half_square = x.square().sum(dim=-1, keepdim=True).mul_(-0.5)
+        if dead is not None:
+            half_square.masked_fill_(dead, ABSENT)
+        return self._project("keys", x, half_square)
+
+    def keys(
+        self, x: Tensor, dead: Tensor | None, shift: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        exponents = self._exponents(x, dead)
+        highest = exponents.amax(dim=1, keepdim=True)
+        if shift is not None:
+            highest = torch.maximum(highest, shift)
+        return exponents.sub_(highest).exp_(), highest
+
+    def record_keys(
+        self,
+        x: Tensor,
+        dead: Tensor | None,
+        shift: Tensor | None,
+        known: Tensor | None = None,
+    ) -> tuple[Tensor, Pull]:
+        if known is not None:
+            features = known
+        else:
+            assert shift is not None
+            features = self._exponents(x, dead).sub_(shift).exp_()
+
+        def pull(grad: Tensor) -> Tensor:
+            grad.mul_(features)
+            total = grad.sum(dim=-1, keepdim=True)
+            return self._pull_projection(x, grad).addcmul_(x, total, value=-1.0)
+
+        return features, pull
+
+
+def block_map(
+    feature_map: AbstractFeatureMap | None,
+    particles: Particles,
+    work: Workspace,
+    *,
+    track: bool = False,
+) -> BlockMap:
+    """Choose how the features of blocks are evaluated.
+
+    Parameters
+    ----------
+    feature_map
+        The map, or None where features are given.
+    particles
+        Positions `(groups, n_particles, dim)`, and phases or None.
+    work
+        Where to keep the arrays.
+    track
+        Whether gradients of the particles are wanted.
+
+    Returns
+    -------
+    BlockMap
+        Written out for the maps that attention uses most, through autograd else.
+    """
+    if feature_map is None:
+        return GivenFeatures(particles, work)
+    if isinstance(feature_map, Favor):
+        return FavorMap(particles, work, track=track)
+    if isinstance(feature_map, SoftmaxFeatures):
+        return SoftmaxMap(particles, work, track=track, feature_map=feature_map)
+    return AnyMap(particles, work, track=track, feature_map=feature_map)

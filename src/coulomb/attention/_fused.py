@@ -1,0 +1,231 @@
+"""One autograd function for every form: slabs, their gradients, the particles'."""
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from coulomb.attention._bidirectional import (
+    linear_backward,
+    linear_forward,
+    quadratic_backward,
+    quadratic_forward,
+)
+from coulomb.attention._blocks import BlockMap, block_map
+from coulomb.attention._causal import CHUNK, causal_backward, causal_forward
+from coulomb.attention._slabs import Saved, Slab, SlabGradients
+from coulomb.attention._workspace import Workspace, borrowed_workspace
+from coulomb.features import AbstractFeatureMap, Particles
+
+
+class Plan(NamedTuple):
+    """How a problem is cut into slabs, and in which form each is computed."""
+
+    feature_map: AbstractFeatureMap | None
+    causal: bool
+    form: str  # "auto", "linear" or "quadratic"
+    cuts: tuple[tuple[int, int], ...]  # of the batch or, if packed, of the tokens
+    packed: bool = False
+    backward: bool = False  # whether there will be a backward pass
+    keep: bool = False  # whether features are few enough to be kept for it
+
+
+def cheaper_form(n: int, m: int, n_features: int, dim_v: int) -> str:
+    """Compare the multiplications of the two orders of the product.
+
+    Parameters
+    ----------
+    n, m
+        Queries and keys.
+    n_features, dim_v
+        Features and coordinates of a value.
+
+    Returns
+    -------
+    str
+        `"quadratic"` if `n m (M + d_v) < (n + m) M d_v`, else `"linear"`.
+
+    Examples
+    --------
+    >>> [cheaper_form(n, n, 256, 64) for n in (64, 128)]
+    ['quadratic', 'linear']
+    """
+    quadratic = n * m * (n_features + dim_v)
+    return "quadratic" if quadratic < (n + m) * n_features * dim_v else "linear"
+
+
+def full_precision(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Leave autocast, whose matrix products would accumulate in half precision.
+
+    Parameters
+    ----------
+    x
+        Tells the device.
+
+    Returns
+    -------
+    context manager
+        Does nothing where autocast is off.
+    """
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return contextlib.nullcontext()
+
+
+_Forward = Callable[[BlockMap, Slab, Tensor], Saved]
+_Backward = Callable[[BlockMap, Slab, Saved, Tensor, Tensor, SlabGradients], None]
+
+
+def _choose(plan: Plan, features: BlockMap, slab: Slab) -> tuple[_Forward, _Backward]:
+    n, m, dim_v = slab.q.shape[2], slab.k.shape[2], slab.v.shape[3]
+    if plan.causal:
+        # Without chunks the causal form is its own quadratic dual.
+        chunk = max(n, 1) if plan.form == "quadratic" else CHUNK
+        return partial(causal_forward, chunk=chunk, keep=plan.backward), causal_backward
+    form = plan.form
+    if form == "auto":
+        form = cheaper_form(n, m, features.n_features(slab.k.shape[3]), dim_v)
+    if form == "quadratic" and m > 0:
+        return quadratic_forward, quadratic_backward
+    return partial(linear_forward, keep=plan.keep), linear_backward
+
+
+def _view(x: Tensor, cut: tuple[int, int], packed: bool) -> Tensor:
+    part = x[cut[0] : cut[1]]
+    return part.transpose(0, 1).unsqueeze(0) if packed else part
+
+
+def _like(x: Tensor, last: int) -> Tensor:
+    # In the memory order of `x`: a caller who splits heads by a transposed view joins
+    # them again without a copy.
+    if x.dim() == 4 and x.stride(1) < x.stride(2):
+        batch, heads, length, _ = x.shape
+        return x.new_empty(batch, length, heads, last).transpose(1, 2)
+    return x.new_empty(*x.shape[:-1], last)
+
+
+class FusedAttention(torch.autograd.Function):
+    """Attention whose features exist one block at a time, forwards and backwards."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        phases: Tensor | None,
+        key_mask: Tensor | None,
+        plan: Plan,
+    ) -> Tensor:
+        """Compute the output, slab by slab.
+
+        Parameters
+        ----------
+        ctx
+            Keeps what the backward pass needs.
+        q, k, v
+            Padded `(batch, heads, length, dim)` or packed `(tokens, heads, dim)`.
+        positions, phases
+            Particles of each head, `(heads, n_particles, dim)`, in the working
+            precision.
+        key_mask
+            True = real token, or None.
+        plan
+            What to compute.
+
+        Returns
+        -------
+        Tensor
+            The output, in the precision of `v`.
+        """
+        out = _like(q, v.shape[-1]).to(v.dtype)
+        state = []
+        with borrowed_workspace(positions.dtype, q.device) as work:
+            for cut in plan.cuts:
+                slab = _slab(q, k, v, key_mask, cut, plan)
+                features = _features(plan, positions, phases, slab, work, track=False)
+                run, _ = _choose(plan, features, slab)
+                state.append(run(features, slab, _view(out, cut, plan.packed)))
+        ctx.save_for_backward(q, k, v, positions, phases, key_mask, out)
+        ctx.plan, ctx.state = plan, state
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Evaluate the features again and pull the gradient back.
+
+        Parameters
+        ----------
+        ctx
+            What the forward pass kept.
+        grad
+            The gradient of the output.
+
+        Returns
+        -------
+        tuple
+            The gradients of queries, keys, values, positions and phases.
+        """
+        work = borrowed_workspace(ctx.saved_tensors[3].dtype, grad.device)
+        with full_precision(grad), work as arrays:
+            return _backward(ctx, grad, arrays)
+
+
+def _slab(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    cut: tuple[int, int],
+    plan: Plan,
+) -> Slab:
+    mask = None if key_mask is None else key_mask[cut[0] : cut[1]]
+    q, k, v = (_view(x, cut, plan.packed) for x in (q, k, v))
+    return Slab(q, k, v, mask)
+
+
+def _features(
+    plan: Plan,
+    positions: Tensor,
+    phases: Tensor | None,
+    slab: Slab,
+    work: Workspace,
+    *,
+    track: bool,
+) -> BlockMap:
+    batch = slab.q.shape[0]
+    if batch > 1:
+        positions = positions.repeat(batch, 1, 1)
+        phases = None if phases is None else phases.repeat(batch, 1)
+    particles = Particles(positions, phases)
+    return block_map(plan.feature_map, particles, work, track=track)
+
+
+def _backward(ctx: Any, grad: Tensor, work: Workspace) -> tuple[Tensor | None, ...]:
+    q, k, v, positions, phases, key_mask, out = ctx.saved_tensors
+    plan: Plan = ctx.plan
+    track = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
+    grads = SlabGradients(*(torch.empty_like(x) for x in (q, k, v)))
+    grad_positions = torch.zeros_like(positions) if track else None
+    grad_phases = torch.zeros_like(phases) if track and phases is not None else None
+    for cut, saved in zip(plan.cuts, ctx.state, strict=True):
+        slab = _slab(q, k, v, key_mask, cut, plan)
+        features = _features(plan, positions, phases, slab, work, track=track)
+        _, run = _choose(plan, features, slab)
+        views = SlabGradients(*(_view(x, cut, plan.packed) for x in grads))
+        output, grad_output = (_view(x, cut, plan.packed) for x in (out, grad))
+        run(features, slab, saved, output, grad_output, views)
+        for total, part in (
+            (grad_positions, features.grad_positions),
+            (grad_phases, features.grad_phases),
+        ):
+            if total is not None and part is not None:
+                total += part.view(-1, *total.shape).sum(dim=0)
+    return (*grads, grad_positions, grad_phases, None, None)
