@@ -17,7 +17,6 @@ from coulomb._support.registry import Registry
 class AbstractLaw(ABC):
     """A law of the positions."""
 
-    @abstractmethod
     def draw(
         self,
         n: int,
@@ -44,6 +43,11 @@ class AbstractLaw(ABC):
         Tensor
             Shape `(n, dim)`.
         """
+        return self._draw(n, dim, generator).to(dtype)
+
+    @abstractmethod
+    def _draw(self, n: int, dim: int, generator: torch.Generator) -> Tensor:
+        """Draw positions in float64."""
 
 
 starting_laws: Registry[AbstractLaw] = Registry("start")
@@ -72,16 +76,9 @@ class Gaussian(AbstractLaw):
     def __post_init__(self) -> None:
         check_real("variance", self.variance, above=0)
 
-    def draw(
-        self,
-        n: int,
-        dim: int,
-        *,
-        generator: torch.Generator,
-        dtype: torch.dtype = torch.float64,
-    ) -> Tensor:
+    def _draw(self, n: int, dim: int, generator: torch.Generator) -> Tensor:
         standard = torch.randn(n, dim, generator=generator, dtype=torch.float64)
-        return (math.sqrt(self.variance) * standard).to(dtype)
+        return math.sqrt(self.variance) * standard
 
 
 @starting_laws.add("orthogonal")
@@ -103,14 +100,7 @@ class Orthogonal(AbstractLaw):
     def __post_init__(self) -> None:
         check_real("variance", self.variance, above=0)
 
-    def draw(
-        self,
-        n: int,
-        dim: int,
-        *,
-        generator: torch.Generator,
-        dtype: torch.dtype = torch.float64,
-    ) -> Tensor:
+    def _draw(self, n: int, dim: int, generator: torch.Generator) -> Tensor:
         blocks = math.ceil(n / dim)
         square = torch.randn(blocks, dim, dim, generator=generator, dtype=torch.float64)
         basis, triangle = torch.linalg.qr(square)
@@ -119,7 +109,7 @@ class Orthogonal(AbstractLaw):
         lengths = torch.randn(n, dim, generator=generator, dtype=torch.float64)
         directions = basis.mT.reshape(-1, dim)[:n]
         scaled = directions * vector_norm(lengths, dim=-1, keepdim=True)
-        return (math.sqrt(self.variance) * scaled).to(dtype)
+        return math.sqrt(self.variance) * scaled
 
 
 @starting_laws.add("sparse")
@@ -149,18 +139,11 @@ class Sparse(AbstractLaw):
         check_count("coordinates", self.coordinates)
         check_real("variance", self.variance, above=0)
 
-    def draw(
-        self,
-        n: int,
-        dim: int,
-        *,
-        generator: torch.Generator,
-        dtype: torch.dtype = torch.float64,
-    ) -> Tensor:
+    def _draw(self, n: int, dim: int, generator: torch.Generator) -> Tensor:
         order = torch.rand(n, dim, generator=generator).argsort(dim=-1, stable=True)
         mask = (order < self.coordinates).to(torch.float64)
         standard = torch.randn(n, dim, generator=generator, dtype=torch.float64)
-        return (math.sqrt(self.variance) * standard * mask).to(dtype)
+        return math.sqrt(self.variance) * standard * mask
 
 
 class Component(NamedTuple):
@@ -256,15 +239,8 @@ class SpectralMixture(AbstractLaw):
             torch.cat(positions), torch.cat(masks), torch.cat(variances)
         )
 
-    def draw(
-        self,
-        n: int,
-        dim: int,
-        *,
-        generator: torch.Generator,
-        dtype: torch.dtype = torch.float64,
-    ) -> Tensor:
-        return self.draw_parts(n, dim, generator=generator).positions.to(dtype)
+    def _draw(self, n: int, dim: int, generator: torch.Generator) -> Tensor:
+        return self.draw_parts(n, dim, generator=generator).positions
 
 
 @starting_laws.add("uniform-ball")
@@ -283,18 +259,11 @@ class UniformBall(AbstractLaw):
     def __post_init__(self) -> None:
         check_real("radius", self.radius, above=0)
 
-    def draw(
-        self,
-        n: int,
-        dim: int,
-        *,
-        generator: torch.Generator,
-        dtype: torch.dtype = torch.float64,
-    ) -> Tensor:
+    def _draw(self, n: int, dim: int, generator: torch.Generator) -> Tensor:
         direction = torch.randn(n, dim, generator=generator, dtype=torch.float64)
         direction = direction / vector_norm(direction, dim=-1, keepdim=True)
         depth = torch.rand(n, 1, generator=generator, dtype=torch.float64)
-        return (self.radius * depth.pow(1 / dim) * direction).to(dtype)
+        return self.radius * depth.pow(1 / dim) * direction
 
 
 @starting_laws.add("uniform-box")
@@ -320,16 +289,9 @@ class UniformBox(AbstractLaw):
                 f"{self.lower!r}. Swap them?"
             )
 
-    def draw(
-        self,
-        n: int,
-        dim: int,
-        *,
-        generator: torch.Generator,
-        dtype: torch.dtype = torch.float64,
-    ) -> Tensor:
+    def _draw(self, n: int, dim: int, generator: torch.Generator) -> Tensor:
         unit = torch.rand(n, dim, generator=generator, dtype=torch.float64)
-        return (self.lower + (self.upper - self.lower) * unit).to(dtype)
+        return self.lower + (self.upper - self.lower) * unit
 
 
 def draw_phases(

@@ -27,13 +27,13 @@ from coulomb.estimators._learning import (
     go_on,
     learn,
 )
+from coulomb.estimators._memory import Memory, Rows
 from coulomb.estimators._settings import check_auto_gamma, resolve_settings
 from coulomb.features import Fourier, Particles, as_feature_map
 from coulomb.objectives import Sample
 
-# A dense copy of sparse rows, and what partial_fit remembers, hold this many numbers.
+# A dense copy of sparse rows holds this many numbers.
 _MOST_NUMBERS = 50_000_000
-_REMEMBERED_ROWS = 20_000
 
 
 class CoulombSampler(AbstractFourierSampler):
@@ -252,7 +252,7 @@ class CoulombSampler(AbstractFourierSampler):
             settings = resolve_settings(self, draw_seed(self.random_state))
             rows, y, weight = self._fit_input(X, y, sample_weight, supervised=True)
             target = read_target(y, target=self.target)
-            self._remembered: Any = None
+            self._memory: Memory | None = None
             self._learned: Learned | None = None
             self._learn(self._dense(rows, weight, target), settings)
             self._learned = None  # needed by partial_fit alone
@@ -284,11 +284,10 @@ class CoulombSampler(AbstractFourierSampler):
             The estimator.
         """
         with self._all_or_nothing():
-            if getattr(self, "_remembered", None) is None:
+            if getattr(self, "_memory", None) is None:
                 settings = resolve_settings(self, draw_seed(self.random_state))
                 rows, y, weight = self._fit_input(X, y, sample_weight, supervised=True)
-                self._seed, self._seen_rows = settings.seed, 0
-                self._remembered = self._learned = None
+                self._seed, self._memory, self._learned = settings.seed, None, None
                 known = read_target(y, target=self.target, classes=classes)
                 self._classes = known.classes
             else:
@@ -296,8 +295,12 @@ class CoulombSampler(AbstractFourierSampler):
                 rows, y, weight = self._check_chunk(X, y, sample_weight)
             kind = "number" if self._classes is None else "classes"
             target = read_target(y, target=kind, classes=self._classes)
-            self._remember(rows, target, weight)
-            self._learn(self._remembered, settings)
+            chunk = self._dense(rows, weight, target)
+            if self._memory is None:
+                self._memory = Memory.begin(chunk, self._seed)
+            else:
+                self._memory = self._memory.add(chunk, self._seed)
+            self._learn(self._memory.rows, settings)
         return self
 
     def control(self, random_state: Any = None) -> Self:
@@ -356,10 +359,8 @@ class CoulombSampler(AbstractFourierSampler):
         tags.target_tags.required = True
         return tags
 
-    def _learn(
-        self, data: "tuple[np.ndarray, Target, np.ndarray]", settings: LearningSettings
-    ) -> None:
-        x, target, weight = data
+    def _learn(self, rows: Rows, settings: LearningSettings) -> None:
+        x, target, weight = rows
         if self._waits_for_classes(target):
             self._keep_fixed(x.shape[1], settings)
             return
@@ -377,7 +378,7 @@ class CoulombSampler(AbstractFourierSampler):
     def _waits_for_classes(self, target: Target) -> bool:
         """Whether chunks have shown one class so far, and more were announced."""
         return (
-            self._remembered is not None
+            self._memory is not None
             and target.classes is not None
             and len(target.classes) > 1
             and np.unique(target.values).size < 2
@@ -441,9 +442,7 @@ class CoulombSampler(AbstractFourierSampler):
         phases = draw_phases(settings.n_components, generator=generator)
         self._store_features(positions.T, phases.numpy())
 
-    def _dense(
-        self, rows: Any, weight: np.ndarray, target: Target
-    ) -> tuple[np.ndarray, Target, np.ndarray]:
+    def _dense(self, rows: Any, weight: np.ndarray, target: Target) -> Rows:
         """Standardise the columns that vary; of huge sparse data, of some rows."""
         if sparse.issparse(rows):
             most = max(256, _MOST_NUMBERS // max(1, rows.shape[1]))
@@ -451,7 +450,7 @@ class CoulombSampler(AbstractFourierSampler):
             rows, weight = rows[::step].toarray(), weight[::step]
             target = target._replace(values=target.values[::step])
         scaled = self._scaled(rows)[:, self._varying]
-        return np.ascontiguousarray(scaled), target, weight
+        return Rows(np.ascontiguousarray(scaled), target, weight)
 
     def _check_chunk(
         self, X: Any, y: Any, sample_weight: Any
@@ -463,22 +462,6 @@ class CoulombSampler(AbstractFourierSampler):
             sample_weight, X, dtype=np.float64, ensure_non_negative=True
         )
         return X, y, weight
-
-    def _remember(self, rows: Any, target: Target, weight: np.ndarray) -> None:
-        """Keep a uniform sample of all rows so far: those with the smallest keys."""
-        x, target, weight = self._dense(rows, weight, target)
-        random = np.random.default_rng([self._seed, self._seen_rows])
-        keys, values = random.random(len(x)), target.values
-        self._seen_rows += len(x)
-        if self._remembered is not None:
-            old_x, old, old_weight = self._remembered
-            x, weight = np.concatenate([old_x, x]), np.concatenate([old_weight, weight])
-            values = np.concatenate([old.values, values])
-            keys = np.concatenate([self._keys, keys])
-        keep = np.sort(np.argsort(keys, kind="stable")[:_REMEMBERED_ROWS])
-        self._keys: np.ndarray = keys[keep]
-        kept = Target(values[keep], target.classes)
-        self._remembered = (x[keep], kept, weight[keep])
 
     def _resolve_gamma(self, X: Any, weight: np.ndarray) -> float:
         if self.gamma == "auto":
