@@ -186,7 +186,11 @@ def test_centred_alignment_is_the_matrix_formula(generator):
 def test_perfect_features_have_alignment_one_and_constant_ones_zero():
     labels = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])
     assert float(centred_alignment(labels, labels)) == pytest.approx(1)
-    assert float(centred_alignment(torch.ones(4, 3), labels)) == 0
+    constant = torch.ones(4, 3, requires_grad=True)
+    alignment = centred_alignment(constant, labels)
+    assert float(alignment.detach()) == 0
+    alignment.backward()
+    assert torch.equal(constant.grad, torch.zeros(4, 3))
 
 
 def test_permuting_particles_permutes_what_they_feel(generator):

@@ -193,6 +193,9 @@ def _record(
         # Random pair sums are drawn from a copy: looking must not change the run.
         watcher = torch.Generator().manual_seed(run.state.step)
         terms = energy.terms(run.particles, generator=watcher)
+        held_out = None
+        if settings.held_out is not None:
+            held_out = -_number(settings.held_out.energy(run.particles))
     record: dict[str, Any] = {
         "step": run.state.step,
         "energy": _number(terms.total),
@@ -205,8 +208,8 @@ def _record(
         record["drift"] = math.sqrt(info.drift)
         record["noise"] = math.sqrt(info.noise)
         record["accepted"] = info.accepted
-    if settings.held_out is not None:
-        record["held_out"] = -_number(settings.held_out.energy(run.particles))
+    if held_out is not None:
+        record["held_out"] = held_out
     return record
 
 
@@ -231,11 +234,12 @@ def _add_to_window(run: Run, size: int) -> None:
 
 
 def _asked_to_stop(run: Run, settings: RunSettings) -> StopReason | None:
+    # Callbacks come first: they see every record, the last one too.
+    answers = [callback(run) for callback in settings.callbacks]
     for rule in settings.stop:
         reason = rule.check(run.history, run.windows)
         if reason is not None:
             return reason
-    answers = [callback(run) for callback in settings.callbacks]
     return StopReason.CALLBACK if any(answers) else None
 
 

@@ -67,16 +67,15 @@ def centred_alignment(
     centred = root * (features - (probabilities.unsqueeze(-2) @ features))
     target = root * (labels - probabilities @ labels)
     cross = (target.mT @ centred).square().sum(dim=(-2, -1))
-    size = _gram_norm(centred) * _gram_norm(target)
-    return torch.where(size > 0, cross / size.clamp_min(_tiny(size)), 0 * cross)
+    size = _gram_square(centred) * _gram_square(target)
+    # The root of what varies only: at zero its gradient would not be a number.
+    varies = size > 0
+    safe = torch.where(varies, size, torch.ones_like(size)).sqrt()
+    return torch.where(varies, cross / safe, torch.zeros_like(cross))
 
 
-def _gram_norm(vectors: Tensor) -> Tensor:
-    """Compute the Frobenius norm of `vectors vectors'` by the smaller Gram matrix."""
+def _gram_square(vectors: Tensor) -> Tensor:
+    """Compute `|vectors vectors'|_F^2` through the smaller Gram matrix."""
     n, m = vectors.shape[-2:]
     gram = vectors.mT @ vectors if m <= n else vectors @ vectors.mT
-    return gram.square().sum(dim=(-2, -1)).sqrt()
-
-
-def _tiny(values: Tensor) -> float:
-    return torch.finfo(values.dtype).tiny
+    return gram.square().sum(dim=(-2, -1))
