@@ -1,18 +1,29 @@
 """Linear attention with learnable kernels."""
 
+from coulomb.attention.align import AlignmentResult, align
 from coulomb.attention.decoding import (
     AttentionState,
     decode_step,
     init_state,
     prefill,
 )
+from coulomb.attention.diagnosis import Diagnosis, diagnose
 from coulomb.attention.ops import kernel_attention, linear_attention, packed_attention
+from coulomb.attention.phase_a import PAPER, AlignmentSettings
 from coulomb.attention.reference import attention_weights, kernel_weights
+from coulomb.attention.warm_up import CrossEntropy
 
 __all__ = [
+    "PAPER",
+    "AlignmentResult",
+    "AlignmentSettings",
     "AttentionState",
+    "CrossEntropy",
+    "Diagnosis",
+    "align",
     "attention_weights",
     "decode_step",
+    "diagnose",
     "init_state",
     "kernel_attention",
     "kernel_weights",

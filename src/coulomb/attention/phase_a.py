@@ -1,0 +1,287 @@
+"""What Phase A is asked to do, and the problem that a model and its data make of it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from coulomb._support.checks import check_count, check_real
+from coulomb._support.errors import unknown_name
+from coulomb._support.streams import make_generator
+from coulomb.attention._batches import as_batches
+from coulomb.attention._evaluation import (
+    Evaluate,
+    Network,
+    ParticleLayers,
+    call_model,
+)
+from coulomb.attention._moves import HELD_OUT, Account, BatchedLangevin
+from coulomb.attention.alignment import AbstractBatched, ModelAlignment, Pool, View
+from coulomb.attention.scores import AbstractScore, as_score
+from coulomb.domains import AbstractDomain, Ball, Space
+from coulomb.dynamics.langevin import ProjectedLangevin
+from coulomb.dynamics.schedules import AbstractSchedule
+from coulomb.energy import Hamiltonian
+from coulomb.interactions import AbstractInteraction, Riesz
+from coulomb.objectives import AbstractOneBody
+
+
+@dataclass(frozen=True, eq=False)
+class AlignmentSettings:
+    """What Phase A is asked to do. The defaults are the library's; see `PAPER`.
+
+    Parameters
+    ----------
+    objective
+        "centred", "within-class", "target", or a score.
+    level
+        "sequence", "token", "layer" or "head"; see `View`.
+    pool
+        "mean", "cls" or a function of outputs and key mask.
+    output
+        None for the outputs of the attention layers, "" for what the model returns, or
+        the name of the module whose output counts.
+    layers
+        Names of the layers whose particles move; None for all.
+    step_size
+        `eta`.
+    inverse_temperature
+        `beta`, a number or a schedule; infinity is gradient flow.
+    drift
+        "N" for `N grad_k H`, "plain" for `grad_k H`.
+    clip
+        The largest norm of a particle's drift, before the step size.
+    interaction
+        Between the particles of one head.
+    strength
+        `lambda`.
+    domain
+        Where particles may be; a ball bounds their norms.
+    prior
+        A one-body energy of the particles; None for none.
+    max_epochs
+        How often all batches are gone through, at most.
+    max_steps
+        The last step; None leaves it to `max_epochs`.
+    tol
+        Stop when no particle moved farther between the means of two windows of records;
+        0 never does.
+    patience
+        Stop when held-out alignment has not improved for so many records; None never.
+    record_every
+        Steps between records; None for four records an epoch.
+    watched
+        How many training batches the recorded alignment is over.
+    also
+        Other parameters that move, by plain gradient steps: "norm", "value", or parts
+        of their names.
+    also_step_size
+        The step of those.
+    """
+
+    objective: str | AbstractScore = "centred"
+    level: str = "sequence"
+    pool: Pool = "mean"
+    output: str | None = None
+    layers: tuple[str, ...] | None = None
+    step_size: float = 1.0
+    inverse_temperature: float | AbstractSchedule = 1e5
+    drift: str = "N"
+    clip: float = 1.0
+    interaction: AbstractInteraction = field(default_factory=Riesz)
+    strength: float = 1e-3
+    domain: AbstractDomain = field(default_factory=Space)
+    prior: AbstractOneBody | None = None
+    max_epochs: int = 10
+    max_steps: int | None = None
+    tol: float = 0.0
+    patience: int | None = None
+    record_every: int | None = None
+    watched: int = 4
+    also: tuple[str, ...] = ()
+    also_step_size: float = 1e-2
+
+    def __post_init__(self) -> None:
+        check_count("max_epochs", self.max_epochs, at_least=0)
+        check_count("watched", self.watched)
+        check_real("also_step_size", self.also_step_size, above=0)
+
+    def changed(self, changes: dict[str, Any]) -> "AlignmentSettings":
+        """Replace some settings.
+
+        Parameters
+        ----------
+        changes
+            New values by name.
+
+        Returns
+        -------
+        AlignmentSettings
+            A copy.
+        """
+        known = [setting.name for setting in fields(self)]
+        for name in changes:
+            if name not in known:
+                raise unknown_name("settings", name, known)
+        return replace(self, **changes)
+
+
+# The paper's Phase A [CPM "Experimental setup"]; no setting is left to a default.
+PAPER = AlignmentSettings(
+    objective="within-class",
+    level="sequence",
+    pool="mean",
+    output=None,
+    layers=None,
+    step_size=2e-3,
+    inverse_temperature=50.0,
+    drift="plain",
+    clip=10.0,
+    interaction=Riesz(s=0.0),
+    strength=1e-3,
+    domain=Ball(1.5),
+    prior=None,
+    max_epochs=10,
+    max_steps=None,
+    tol=1e-6,
+    patience=None,
+    record_every=None,
+    watched=4,
+    also=(),
+    also_step_size=2e-3,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A model, its data and what is asked: everything but the particles.
+
+    Parameters
+    ----------
+    settings
+        What is asked.
+    objective
+        The alignment; its `numbers` are the training batches that records look at.
+    training
+        Numbers of the batches that steps see.
+    held_out
+        The alignment on the batches they do not; None if there are none.
+    seed
+        Of everything that is drawn.
+    """
+
+    settings: AlignmentSettings
+    objective: ModelAlignment
+    training: tuple[int, ...]
+    held_out: ModelAlignment | None
+    seed: int
+
+    @property
+    def network(self) -> Network:
+        """The model as a function of its particles."""
+        return self.objective.network
+
+    @property
+    def last_step(self) -> int:
+        """Where the run ends if no rule ends it before."""
+        if self.settings.max_steps is not None:
+            return self.settings.max_steps
+        return self.settings.max_epochs * len(self.training)
+
+    def energy(self, objective: AbstractBatched) -> Hamiltonian:
+        """Build the Hamiltonian of an objective.
+
+        Parameters
+        ----------
+        objective
+            This problem's, or a control.
+
+        Returns
+        -------
+        Hamiltonian
+            With the interaction and the prior of the settings.
+        """
+        chosen = self.settings
+        return Hamiltonian(objective, chosen.interaction, chosen.strength, chosen.prior)
+
+    def sampler(self, account: Account) -> BatchedLangevin:
+        """Build what moves the particles.
+
+        Parameters
+        ----------
+        account
+            Where drift and noise are added up.
+
+        Returns
+        -------
+        BatchedLangevin
+            The engine's steps on one batch after the other.
+        """
+        chosen = self.settings
+        moves = ProjectedLangevin(
+            chosen.step_size,
+            chosen.inverse_temperature,
+            domain=chosen.domain,
+            clip=chosen.clip,
+        )
+        return BatchedLangevin(
+            moves,
+            self.training,
+            self.seed,
+            account,
+            chosen.drift,
+            self.network.free,
+            chosen.also_step_size,
+        )
+
+
+def set_up(
+    model: nn.Module,
+    batches: Iterable[Any],
+    settings: AlignmentSettings,
+    *,
+    held_out: Iterable[Any] | float | None = 0.2,
+    evaluate: Evaluate | None = None,
+    seed: int = 0,
+) -> Problem:
+    """Put a model, its data and the settings together; nothing is computed.
+
+    Parameters
+    ----------
+    model, batches
+        As in `align`.
+    settings
+        What is asked.
+    held_out, evaluate, seed
+        As in `align`.
+
+    Returns
+    -------
+    Problem
+        For `align` and for controls.
+    """
+    every = as_batches(batches)
+    layers = ParticleLayers.find(model, settings.layers)
+    network = Network(model, layers, evaluate or call_model, settings.output)
+    network.free.update(network.free_from(settings.also))
+    order = list(range(len(every)))
+    kept_back: list[int] = []
+    if isinstance(held_out, int | float):
+        share = check_real("held_out", held_out, at_least=0, below=1)
+        count = max(1, round(share * len(every))) if share and len(every) > 1 else 0
+        generator = make_generator(seed, HELD_OUT)
+        mixed = torch.randperm(len(every), generator=generator).tolist()
+        kept_back, order = sorted(mixed[:count]), sorted(mixed[count:])
+    view = View(settings.level, settings.pool)
+    objective = ModelAlignment(
+        network, as_score(settings.objective), view, every, tuple(order)
+    )
+    other: ModelAlignment | None = None
+    if kept_back:
+        other = replace(objective, numbers=tuple(kept_back))
+    elif held_out is not None and not isinstance(held_out, int | float):
+        other = objective.on(as_batches(held_out))
+    watched = replace(objective, numbers=tuple(order[: settings.watched]))
+    return Problem(settings, watched, tuple(order), other, seed)
