@@ -246,13 +246,14 @@ class ProjectedLangevin(AbstractSampler):
         assert isinstance(interaction, Riesz)
         assert energy.prior is None or isinstance(energy.prior, GaussianPrior)
         positions = state.particles.positions.detach()
-        noise = positions.new_empty((steps, *positions.shape))
-        batches, scale = [], objective.scale
-        for index in range(steps):
+        batches, draws, scale = [], [], objective.scale
+        for _ in range(steps):
             if self.batch_size is not None:
                 batches.append(_draw_batch(energy, self.batch_size, generator))
-            noise[index] = _standard_normal(positions, generator)
-            noise[index] *= self._noise_scale(state.step + index)
+            draws.append(_standard_normal(positions, generator))
+        levels = [self._noise_scale(state.step + index) for index in range(steps)]
+        noise = torch.stack(draws)
+        noise *= torch.tensor(levels, dtype=noise.dtype)[:, None, None]
         if self.rates is not None:
             noise *= self.rates.sqrt().unsqueeze(-1)
         if self.batch_size is not None:
