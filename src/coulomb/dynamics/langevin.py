@@ -246,14 +246,13 @@ class ProjectedLangevin(AbstractSampler):
         assert isinstance(interaction, Riesz)
         assert energy.prior is None or isinstance(energy.prior, GaussianPrior)
         positions = state.particles.positions.detach()
-        batches, draws, scale = [], [], objective.scale
-        for _ in range(steps):
+        batches, scale = [], objective.scale
+        noise = positions.new_empty((steps, *positions.shape))
+        for index, row in enumerate(noise.unbind()):
             if self.batch_size is not None:
                 batches.append(_draw_batch(energy, self.batch_size, generator))
-            draws.append(_standard_normal(positions, generator))
-        levels = [self._noise_scale(state.step + index) for index in range(steps)]
-        noise = torch.stack(draws)
-        noise *= torch.tensor(levels, dtype=noise.dtype)[:, None, None]
+            level = self._noise_scale(state.step + index)
+            row.normal_(0.0, level, generator=generator)
         if self.rates is not None:
             noise *= self.rates.sqrt().unsqueeze(-1)
         if self.batch_size is not None:
@@ -348,4 +347,5 @@ def _to_numpy(values: Tensor | float | None) -> Any:
 
 
 def _mean_square(vectors: Tensor) -> float:
-    return float(vectors.square().sum(dim=-1).mean())
+    flat = vectors.reshape(-1, vectors.shape[-1])
+    return float(torch.linalg.vector_norm(flat)) ** 2 / len(flat)

@@ -19,6 +19,7 @@ from numba import types
 from numba.extending import overload
 
 LANES = 32
+BLOCK = 512  # particles whose forces are summed side by side
 TILE = 1024  # samples or partners whose intermediate values stay in the first cache
 SCRATCH = 1 << 17  # bytes of sines and cosines kept between the two passes
 
@@ -525,6 +526,50 @@ def _weighted_differences(
         total[j + 3] += t3
 
 
+@_helper(_SUMS)
+def _log_block(first: Any, end: Any, rows: Any, n: Any, floor: Any, acc: Any) -> Any:
+    """Log forces on a block of particles in up to five coordinates; count coincidences.
+
+    The same sums as `_squared_distances`, `_pair_forces` and `_weighted_differences`
+    with the loops exchanged: one partner at a time meets the whole block, so that every
+    number of a pair stays in a register.
+    """
+    p = rows.shape[0]
+    real = rows.dtype.type
+    zero, one = real(0), real(1)
+    tiny, low = real(floor[0]), real(floor[1])
+    m = end - first
+    blank = acc[5, :m]
+    a0, a1, a2, a3, a4 = acc[0, :m], acc[1, :m], acc[2, :m], acc[3, :m], acc[4, :m]
+    x0 = rows[0, first:end]
+    x1 = rows[1, first:end] if p > 1 else blank
+    x2 = rows[2, first:end] if p > 2 else blank
+    x3 = rows[3, first:end] if p > 3 else blank
+    x4 = rows[4, first:end] if p > 4 else blank
+    acc[:] = zero
+    count = zero
+    for k in range(n):
+        v0 = rows[0, k]
+        v1 = rows[1, k] if p > 1 else zero
+        v2 = rows[2, k] if p > 2 else zero
+        v3 = rows[3, k] if p > 3 else zero
+        v4 = rows[4, k] if p > 4 else zero
+        near = zero
+        for i in range(m):
+            d0, d1, d2 = x0[i] - v0, x1[i] - v1, x2[i] - v2
+            d3, d4 = x3[i] - v3, x4[i] - v4
+            r2 = d0 * d0 + d1 * d1 + d2 * d2 + d3 * d3 + d4 * d4
+            near += one if r2 < tiny else zero
+            f = one / r2 if r2 >= low else zero
+            a0[i] += f * d0
+            a1[i] += f * d1
+            a2[i] += f * d2
+            a3[i] += f * d3
+            a4[i] += f * d4
+        count += near
+    return count
+
+
 @_helper(_EXACT)
 def _push_apart(
     k: Any,
@@ -577,6 +622,14 @@ def riesz_range(  # numpydoc ignore=PR01
     tiny = real(floor[0])
     mean = 1.0 / max(1, n - 1)
     factor = abs(s) if s != 0.0 else 1.0
+    if law == LOG and p <= 5 and n <= BLOCK:
+        acc = np.empty((6, BLOCK), rows.dtype)
+        if _log_block(first, end, rows, n, floor, acc) == end - first:
+            # Nobody coincides but each with itself.
+            for k in range(first, end):
+                for j in range(p):
+                    gradient[k, j] = real(-mean * np.float64(acc[j, k - first]))
+            return
     for k in range(first, end):
         for j in range(p):
             w[j] = rows[j, k]
