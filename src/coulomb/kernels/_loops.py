@@ -717,7 +717,7 @@ def _move(
             if mask.size:
                 drift[k, j] *= mask[k, j]
             size += np.float64(drift[k, j]) ** 2
-        factor = min(1.0, clip / math.sqrt(size)) if size > 0.0 else 1.0
+        factor = clip / math.sqrt(size) if size > clip * clip else 1.0
         pace = step * rates[k] * factor
         norm = 0.0
         for j in range(p):
