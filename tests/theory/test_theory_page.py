@@ -14,18 +14,20 @@ NUMBER = re.compile(r"[-+]?\d+\.\d+(?:e[-+]?\d+)?")
 
 
 class NumbersNearby(doctest.OutputChecker):
-    """Words must agree; decimals to a tenth or 0.02.
+    """Everything must agree, but distances of particles only to a tenth.
 
     Trajectories of singular repulsion are chaotic: processors that round a sum in
-    another order print other last digits.
+    another order print other last digits. Nothing else on the page may move.
     """
 
     def check_output(self, want, got, optionflags):
+        if super().check_output(want, got, optionflags):
+            return True
         wanted, found = NUMBER.findall(want), NUMBER.findall(got)
-        if len(wanted) != len(found):
-            return super().check_output(want, got, optionflags)
+        if "W1" not in want or len(wanted) != len(found):
+            return False
         close = all(
-            math.isclose(float(a), float(b), rel_tol=0.1, abs_tol=0.02)
+            math.isclose(float(a), float(b), rel_tol=0.1)
             for a, b in zip(wanted, found, strict=True)
         )
         words = NUMBER.sub("#", want), NUMBER.sub("#", got)
@@ -38,6 +40,7 @@ def test_a_wrong_number_on_the_page_is_seen():
     assert not check("W1 = 0.0951 at 3\n", "W1 = 0.1358 at 3\n", 0)
     assert not check("W1 = 0.0951 at 3\n", "W2 = 0.0951 at 3\n", 0)
     assert not check("W1 = 0.0951 at 3\n", "W1 = 0.0951 at 4\n", 0)
+    assert not check("F = 0.6392\n", "F = 0.6393\n", 0)
 
 
 @pytest.mark.slow
