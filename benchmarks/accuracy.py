@@ -34,6 +34,17 @@ from coulomb import (
 from coulomb._support.files import write_json
 from coulomb.datasets import expected_accuracy, make_synthetic
 
+# Constants of the defaults were chosen on the paper's design, 42, and on the real data
+# below; designs from this number on were first looked at by this benchmark.
+FIRST_FRESH = 5000
+FRESH_NOTE = (
+    "Every trial has a design of its own, which no constant of the defaults was chosen "
+    "on."
+)
+TUNED_NOTE = (
+    "The constants of the defaults were chosen while looking at this design and these "
+    "data sets, with other noise and splits: read the table as somewhat optimistic."
+)
 SETTINGS = [(5, 0.1), (5, 1.0), (10, 0.1), (10, 1.0)]
 LOADERS = {
     "breast cancer": load_breast_cancer,
@@ -43,9 +54,13 @@ LOADERS = {
 }
 
 
-def synthetic_trial(n_features: int, noise: float, trial: int) -> dict[str, float]:
+def synthetic_trial(
+    n_features: int, noise: float, trial: int, design: int = 42
+) -> dict[str, float]:
     """Score every method on one trial of the paper's problem."""
-    problem = make_synthetic(n_features=n_features, noise=noise, trial=trial)
+    problem = make_synthetic(
+        n_features=n_features, noise=noise, seed=design, trial=trial
+    )
     X, y = problem.X[problem.train], problem.y[problem.train]
     new, probability = problem.X[problem.test], problem.probability[problem.test]
 
@@ -89,6 +104,11 @@ def synthetic_trial(n_features: int, noise: float, trial: int) -> dict[str, floa
         predicted = model.predict(sampler.transform(new))
         scores[f"{name}, D=200"] = float(expected_accuracy(predicted, probability))
     return scores
+
+
+def fresh_trial(n_features: int, noise: float, trial: int) -> dict[str, float]:
+    """Score every method on a design of its own, which no default was chosen on."""
+    return synthetic_trial(n_features, noise, trial, design=FIRST_FRESH + trial)
 
 
 def real_trial(name: str, n_components: int, trial: int) -> dict[str, float]:
@@ -203,6 +223,8 @@ def as_markdown(report: dict[str, Any]) -> str:
         "error of the paired difference. *Start* is the estimator's fixed features,",
         "*control* has the norms and the sparsity of the learned features but is not",
         "placed by the labels.",
+        "",
+        FRESH_NOTE if report["fresh designs"] else TUNED_NOTE,
     ]
     for part in report["synthetic"]:
         title = f"p = {part['n_features']}, sigma = {part['noise']}"
@@ -251,6 +273,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--splits", type=int, default=20, help="of the real data")
+    parser.add_argument("--fresh", action="store_true", help="only new designs")
     parser.add_argument("--quick", action="store_true", help="five trials and splits")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write all numbers to this file")
@@ -264,8 +287,10 @@ def main() -> None:
         "synthetic": [],
         "real": [],
     }
+    trial_of = fresh_trial if options.fresh else synthetic_trial
+    report["fresh designs"] = options.fresh
     for n_features, noise in SETTINGS:
-        scores = run_trials(synthetic_trial, (n_features, noise), trials, options.jobs)
+        scores = run_trials(trial_of, (n_features, noise), trials, options.jobs)
         title = f"Synthetic, p = {n_features}, sigma = {noise}: expected accuracy"
         print_scores(f"{title}, {trials} paired trials", scores, "learned, D=200")
         rows = targets_of(n_features, noise, scores)
@@ -279,7 +304,7 @@ def main() -> None:
                 "targets": rows,
             }
         )
-    for name in LOADERS:
+    for name in () if options.fresh else LOADERS:
         for n_components in (64, 200):
             scores = run_trials(real_trial, (name, n_components), splits, options.jobs)
             kind = "R^2" if name == "diabetes" else "accuracy"
