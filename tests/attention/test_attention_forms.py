@@ -189,3 +189,31 @@ def test_kept_features_give_the_same_gradients(name, monkeypatch):
         results.append(gradients(call(kernel_attention, name), case, form="linear"))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", MAPS)
+def test_shapes_without_numbers(name, causal):
+    case = make_case(name)
+    q, k, v = (x.to("meta").requires_grad_() for x in case[:3])
+    particles = Particles(*(x if x is None else x.to("meta") for x in case.particles))
+    out = kernel_attention(q, k, v, particles, name, causal=causal)
+    assert out.is_meta
+    assert out.shape == v.shape
+    out.sum().backward()
+    assert q.grad.shape == q.shape
+
+
+@pytest.mark.parametrize("name", ["softmaxfeat", "favor", "cos2"])
+def test_many_short_sequences_share_a_slab(name):
+    """One far longer key in one of them changes nothing in the others."""
+    case = make_case(name, batch=40, n=6)
+    case.k[3, :, 2] *= 1e3
+    mask = padding(case)
+    ours = gradients(call(kernel_attention, name), case, key_mask=mask)
+    for i in (2, 3, 39):
+        one = case._replace(**{x: getattr(case, x)[i : i + 1] for x in "qkv"})
+        twin = call(kernel_attention, name)(
+            *one[:3], one.particles, key_mask=mask[i : i + 1]
+        )
+        torch.testing.assert_close(ours[0][i : i + 1], twin, rtol=1e-10, atol=1e-12)

@@ -137,7 +137,7 @@ def test_encoder_under_autocast():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["softmaxfeat", "shared cos2"])
+@pytest.mark.parametrize("name", ["softmaxfeat", "shared cos2", "causal favor"])
 def test_encoder_in_onnx_runtime(name, tmp_path):
     reason = "onnxruntime and onnxscript are not installed"
     pytest.importorskip("onnxscript", reason=reason)

@@ -26,6 +26,8 @@ ABSENT = -1e30
 class BlockMap(ABC):
     """Features of blocks `(groups, rows, dim)`, for keys and for queries.
 
+    The groups of a head follow one another: there are `heads * batch` of them.
+
     A *shift*, shape `(groups, 1, features)`, is subtracted from the logarithms of the
     keys' features and added to those of the queries: it cancels in every product.
     Features of a query may be multiplied by any number, which cancels in the ratio.
@@ -35,7 +37,7 @@ class BlockMap(ABC):
     Parameters
     ----------
     particles
-        Positions `(groups, n_particles, dim)`, and phases or None.
+        Positions `(heads, n_particles, dim)`, and phases or None.
     work
         Where to keep the arrays.
     track
@@ -56,6 +58,10 @@ class BlockMap(ABC):
         self.grad_phases: Tensor | None = None
         if track and particles.phases is not None:
             self.grad_phases = torch.zeros_like(particles.phases)
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        # (heads * batch, rows, ...) as (heads, batch * rows, ...)
+        return x.reshape(len(self.particles.positions), -1, x.shape[-1])
 
     @abstractmethod
     def n_features(self, dim: int) -> int:
@@ -216,10 +222,11 @@ class AnyMap(BlockMap):
     def keys(
         self, x: Tensor, dead: Tensor | None, shift: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        return self._map(x, self.particles), None
+        return self.queries(x, shift), None
 
     def queries(self, x: Tensor, shift: Tensor | None) -> Tensor:
-        return self._map(x, self.particles)
+        features = self._map(self._by_head(x), self.particles)
+        return features.reshape(*x.shape[:2], -1)
 
     def record_keys(
         self,
@@ -242,7 +249,8 @@ class AnyMap(BlockMap):
                 phases = phases.detach().requires_grad_()
                 leaves.append(phases)
         with torch.enable_grad():
-            features = self._map(leaves[0], Particles(positions, phases))
+            features = self._map(self._by_head(leaves[0]), Particles(positions, phases))
+            features = features.reshape(*x.shape[:2], -1)
 
         def pull(grad: Tensor) -> Tensor:
             grads = torch.autograd.grad(
@@ -270,15 +278,25 @@ class _ProjectedMap(BlockMap):
     def _project(self, name: str, x: Tensor, offset: Tensor | None = None) -> Tensor:
         columns = self.particles.positions.transpose(1, 2)
         out = self.work.get(name, x.shape[0], x.shape[1], columns.shape[2])
+        products = self._by_head(out)
         if offset is None and self.scale == 1.0:
-            return torch.bmm(x, columns, out=out)
+            torch.bmm(self._by_head(x), columns, out=products)
+            return out
+        # An offset of a whole group is none of a whole head, if that has many groups.
         base = out.zero_() if offset is None else offset
-        return torch.baddbmm(base, x, columns, alpha=self.scale, out=out)
+        if len(columns) != len(x):
+            base = base.expand(*x.shape[:2], -1)
+            base = self._by_head(base)
+        torch.baddbmm(base, self._by_head(x), columns, alpha=self.scale, out=products)
+        return out
 
     def _pull_projection(self, x: Tensor, grad: Tensor) -> Tensor:
+        inputs, grads = self._by_head(x), self._by_head(grad)
         if self.grad_positions is not None:
-            self.grad_positions.baddbmm_(grad.transpose(1, 2), x, alpha=self.scale)
-        back = torch.bmm(grad, self.particles.positions)
+            self.grad_positions.baddbmm_(
+                grads.transpose(1, 2), inputs, alpha=self.scale
+            )
+        back = torch.bmm(grads, self.particles.positions).view_as(x)
         return back if self.scale == 1.0 else back.mul_(self.scale)
 
     def queries(self, x: Tensor, shift: Tensor | None) -> Tensor:
@@ -398,7 +416,7 @@ def block_map(
     feature_map
         The map, or None where features are given.
     particles
-        Positions `(groups, n_particles, dim)`, and phases or None.
+        Positions `(heads, n_particles, dim)`, and phases or None.
     work
         Where to keep the arrays.
     track

@@ -23,6 +23,7 @@ from coulomb.attention._slabs import (
     blocks,
     grad_rows,
     groups,
+    join_heads,
     key_rows,
     raise_shift,
     rows,
@@ -122,7 +123,7 @@ def _in_range(normaliser: Tensor, slab: Slab) -> bool:
     lost |= normaliser.isinf()
     if slab.mask is not None:
         seen = slab.mask.cumsum(dim=1).bool()[:, None, :, None]
-        lost &= seen.expand(-1, slab.q.shape[1], -1, -1).flatten(0, 1)
+        lost &= join_heads(seen.expand(-1, slab.q.shape[1], -1, -1))
     return not bool(lost.any())
 
 

@@ -22,13 +22,24 @@ from coulomb.attention._workspace import Workspace, borrowed_workspace
 from coulomb.features import AbstractFeatureMap, Particles
 
 
+class Bucket(NamedTuple):
+    """Packed sequences of about the same length that share a slab."""
+
+    rows: Tensor  # (sequences, longest), the token at each place; any one at padding
+    mask: Tensor  # True = real token
+
+
+# Some of the batch or, if packed, the tokens of one sequence; or of several.
+Cut = tuple[int, int] | Bucket
+
+
 class Plan(NamedTuple):
     """How a problem is cut into slabs, and in which form each is computed."""
 
     feature_map: AbstractFeatureMap | None
     causal: bool
     form: str  # "auto", "linear" or "quadratic"
-    cuts: tuple[tuple[int, int], ...]  # of the batch or, if packed, of the tokens
+    cuts: tuple[Cut, ...]
     packed: bool = False
     backward: bool = False  # whether there will be a backward pass
     keep: bool = False  # whether features are few enough to be kept for it
@@ -72,7 +83,7 @@ def full_precision(x: Tensor) -> contextlib.AbstractContextManager[Any]:
         Does nothing where autocast is off.
     """
     kind = x.device.type
-    if torch.is_autocast_enabled(kind):
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
     return contextlib.nullcontext()
 
@@ -95,9 +106,18 @@ def _choose(plan: Plan, features: BlockMap, slab: Slab) -> tuple[_Forward, _Back
     return partial(linear_forward, keep=plan.keep), linear_backward
 
 
-def _view(x: Tensor, cut: tuple[int, int], packed: bool) -> Tensor:
+def _part(x: Tensor, cut: Cut, packed: bool) -> Tensor:
+    # A view, except of a bucket.
+    if isinstance(cut, Bucket):
+        return x[cut.rows].transpose(1, 2)
     part = x[cut[0] : cut[1]]
     return part.transpose(0, 1).unsqueeze(0) if packed else part
+
+
+def _put(part: Tensor, x: Tensor, cut: Cut) -> None:
+    # What was written into a view is there already.
+    if isinstance(cut, Bucket):
+        x[cut.rows[cut.mask]] = part.transpose(1, 2)[cut.mask]
 
 
 def _like(x: Tensor, last: int) -> Tensor:
@@ -149,9 +169,11 @@ class FusedAttention(torch.autograd.Function):
         with borrowed_workspace(positions.dtype, q.device) as work:
             for cut in plan.cuts:
                 slab = _slab(q, k, v, key_mask, cut, plan)
-                features = _features(plan, positions, phases, slab, work, track=False)
+                features = _features(plan, positions, phases, work, track=False)
                 run, _ = _choose(plan, features, slab)
-                state.append(run(features, slab, _view(out, cut, plan.packed)))
+                part = _part(out, cut, plan.packed)
+                state.append(run(features, slab, part))
+                _put(part, out, cut)
         ctx.save_for_backward(q, k, v, positions, phases, key_mask, out)
         ctx.plan, ctx.state = plan, state
         return out
@@ -183,11 +205,14 @@ def _slab(
     k: Tensor,
     v: Tensor,
     key_mask: Tensor | None,
-    cut: tuple[int, int],
+    cut: Cut,
     plan: Plan,
 ) -> Slab:
-    mask = None if key_mask is None else key_mask[cut[0] : cut[1]]
-    q, k, v = (_view(x, cut, plan.packed) for x in (q, k, v))
+    if isinstance(cut, Bucket):
+        mask: Tensor | None = cut.mask
+    else:
+        mask = None if key_mask is None else key_mask[cut[0] : cut[1]]
+    q, k, v = (_part(x, cut, plan.packed) for x in (q, k, v))
     return Slab(q, k, v, mask)
 
 
@@ -195,17 +220,11 @@ def _features(
     plan: Plan,
     positions: Tensor,
     phases: Tensor | None,
-    slab: Slab,
     work: Workspace,
     *,
     track: bool,
 ) -> BlockMap:
-    batch = slab.q.shape[0]
-    if batch > 1:
-        positions = positions.repeat(batch, 1, 1)
-        phases = None if phases is None else phases.repeat(batch, 1)
-    particles = Particles(positions, phases)
-    return block_map(plan.feature_map, particles, work, track=track)
+    return block_map(plan.feature_map, Particles(positions, phases), work, track=track)
 
 
 def _backward(ctx: Any, grad: Tensor, work: Workspace) -> tuple[Tensor | None, ...]:
@@ -217,15 +236,21 @@ def _backward(ctx: Any, grad: Tensor, work: Workspace) -> tuple[Tensor | None, .
     grad_phases = torch.zeros_like(phases) if track and phases is not None else None
     for cut, saved in zip(plan.cuts, ctx.state, strict=True):
         slab = _slab(q, k, v, key_mask, cut, plan)
-        features = _features(plan, positions, phases, slab, work, track=track)
+        features = _features(plan, positions, phases, work, track=track)
         _, run = _choose(plan, features, slab)
-        views = SlabGradients(*(_view(x, cut, plan.packed) for x in grads))
-        output, grad_output = (_view(x, cut, plan.packed) for x in (out, grad))
-        run(features, slab, saved, output, grad_output, views)
+        parts = SlabGradients(*(_part(x, cut, plan.packed) for x in grads))
+        output, grad_output = (_part(x, cut, plan.packed) for x in (out, grad))
+        if isinstance(cut, Bucket):
+            # At padding stands some other token, whose gradient would count twice.
+            padding = ~cut.mask[:, None, :, None]
+            grad_output = grad_output.masked_fill(padding, 0)
+        run(features, slab, saved, output, grad_output, parts)
+        for part, whole in zip(parts, grads, strict=True):
+            _put(part, whole, cut)
         for total, part in (
             (grad_positions, features.grad_positions),
             (grad_phases, features.grad_phases),
         ):
             if total is not None and part is not None:
-                total += part.view(-1, *total.shape).sum(dim=0)
+                total += part
     return (*grads, grad_positions, grad_phases, None, None)

@@ -74,7 +74,7 @@ def _blocked(name: str, mask: Tensor) -> Tensor:
             f"seen); got {mask.dtype}."
         )
     blocked = mask <= torch.finfo(mask.dtype).min
-    if not must_be_plain() and bool(mask.masked_fill(blocked, 0).any()):
+    if not must_be_plain(mask) and bool(mask.masked_fill(blocked, 0).any()):
         raise ParameterError(
             f"`{name}` must hold nothing but 0 and -inf; got other numbers, and a bias "
             "of the attention cannot be added without its matrix."
@@ -104,7 +104,7 @@ def causal_from_mask(attn_mask: Tensor | None, n: int, m: int) -> bool:
     """
     if attn_mask is None:
         return False
-    if must_be_plain():
+    if must_be_plain(attn_mask):
         raise ParameterError(
             "`attn_mask` cannot be read while a model is compiled, exported or mapped; "
             "pass is_causal=True, or construct the layer with causal=True."

@@ -15,8 +15,13 @@ from coulomb.features import AbstractFeatureMap, Favor, Particles, projections
 _CHUNK = 64
 
 
-def must_be_plain() -> bool:
+def must_be_plain(x: Tensor) -> bool:
     """Say whether someone is tracing or transforming the present call.
+
+    Parameters
+    ----------
+    x
+        An operand; on the meta device it has no numbers to look at.
 
     Returns
     -------
@@ -24,7 +29,8 @@ def must_be_plain() -> bool:
         Whether only plain operations may be used.
     """
     return (
-        torch.compiler.is_compiling()
+        x.is_meta
+        or torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
         or torch._C._are_functorch_transforms_active()
     )
@@ -193,7 +199,7 @@ def _weighted_sums(
     peaks = weights.amax(dim=-1)  # (.., chunks) of weights (.., chunks, rows)
     # The reference of row i is the largest weight up to i, so that no factor exceeds 1
     # and the largest is 1.
-    reference = weights.flatten(2).cummax(dim=2).values.view_as(weights)
+    reference = _running_maximum(weights.flatten(2)).view_as(weights)
     inside = weights.unsqueeze(-2) - reference.unsqueeze(-1)  # (.., chunks, i, j)
     future = torch.ones(rows, rows, dtype=torch.bool, device=weights.device).triu(1)
     inside = inside.masked_fill(future, -torch.inf).exp()
@@ -206,6 +212,15 @@ def _weighted_sums(
     before = (between @ states.flatten(3)).view_as(states)
     carried = (ends.unsqueeze(-1) - reference).exp().unsqueeze(-1)
     return (products * inside) @ values + (phi_q @ before) * carried
+
+
+def _running_maximum(x: Tensor) -> Tensor:
+    if not torch.compiler.is_exporting():
+        return x.cummax(dim=2).values
+    # ONNX knows no running maximum, and an exported program is quadratic anyway.
+    length = x.shape[2]
+    later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+    return x.unsqueeze(2).masked_fill(later, ABSENT).amax(dim=-1)
 
 
 def _chunked(x: Tensor, value: float = 0.0, *, whole: bool) -> Tensor:

@@ -82,8 +82,27 @@ def blocks(length: int, step: int) -> list[tuple[int, int]]:
     return [(start, min(start + step, length)) for start in range(0, length, step)]
 
 
+def join_heads(x: Tensor) -> Tensor:
+    """Make one axis of heads and batch, head after head.
+
+    The sequences of a head follow one another, so that one matrix product evaluates
+    the features of all of them.
+
+    Parameters
+    ----------
+    x
+        Shape `(batch, heads, ...)`.
+
+    Returns
+    -------
+    Tensor
+        Shape `(heads * batch, ...)`.
+    """
+    return x.transpose(0, 1).flatten(0, 1)
+
+
 def rows(x: Tensor, start: int, stop: int, work: Workspace) -> Tensor:
-    """Take a block of rows, with batch and heads as one axis, in the working precision.
+    """Take a block of rows, with heads and batch as one axis, in the working precision.
 
     Parameters
     ----------
@@ -97,9 +116,9 @@ def rows(x: Tensor, start: int, stop: int, work: Workspace) -> Tensor:
     Returns
     -------
     Tensor
-        Shape `(batch * heads, stop - start, dim)`.
+        Shape `(heads * batch, stop - start, dim)`.
     """
-    return x[:, :, start:stop].flatten(0, 1).to(work.dtype)
+    return join_heads(x[:, :, start:stop]).to(work.dtype)
 
 
 def key_rows(
@@ -125,13 +144,11 @@ def key_rows(
     keys = rows(slab.k, start, stop, work)
     batch, heads, _, dim_v = slab.v.shape
     values = work.get("values", batch * heads, stop - start, dim_v + 1)
-    split = values.view(batch, heads, stop - start, dim_v + 1)
-    split[..., :dim_v] = slab.v[:, :, start:stop]
+    split_heads(values, slab.v)[..., :dim_v] = slab.v[:, :, start:stop]
     values[..., dim_v] = 1
     if slab.mask is None:
         return keys, values, None
-    dead = ~slab.mask[:, None, start:stop, None].expand(-1, heads, -1, -1)
-    dead = dead.flatten(0, 1)
+    dead = join_heads(~slab.mask[:, None, start:stop, None].expand(-1, heads, -1, -1))
     # Also the keys: padding may hold anything, and NaN times zero is NaN.
     return keys.masked_fill(dead, 0), values.masked_fill_(dead, 0), dead
 
@@ -142,7 +159,7 @@ def split_heads(block: Tensor, like: Tensor) -> Tensor:
     Parameters
     ----------
     block
-        Shape `(batch * heads, rows, columns)`.
+        Shape `(heads * batch, rows, columns)`.
     like
         Has batch and heads as its first axes.
 
@@ -151,7 +168,8 @@ def split_heads(block: Tensor, like: Tensor) -> Tensor:
     Tensor
         Shape `(batch, heads, rows, columns)`.
     """
-    return block.view(like.shape[0], like.shape[1], *block.shape[1:])
+    batch, heads = like.shape[:2]
+    return block.view(heads, batch, *block.shape[1:]).transpose(0, 1)
 
 
 def write_product(left: Tensor, right: Tensor, out: Tensor) -> None:
@@ -164,9 +182,8 @@ def write_product(left: Tensor, right: Tensor, out: Tensor) -> None:
     out
         Shape `(batch, heads, rows, columns)`.
     """
-    joined = out.shape[0] == 1 or out.stride(0) == out.shape[1] * out.stride(1)
-    if joined and out.dtype == left.dtype:
-        torch.bmm(left, right, out=out.flatten(0, 1))
+    if out.shape[0] == 1 and out.dtype == left.dtype:
+        torch.bmm(left, right, out=out[0])
     else:
         out.copy_(split_heads(torch.bmm(left, right), out))
 

@@ -186,7 +186,7 @@ class Performer(AbstractAttention):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, causal: bool
     ) -> Tensor:
-        if self.training and self.redraw_every and not must_be_plain():
+        if self.training and self.redraw_every and not must_be_plain(q):
             if self._steps >= self.redraw_every:
                 self.redraw()
             self._steps += 1
@@ -269,7 +269,7 @@ class Linformer(AbstractAttention):
                 "`is_causal` must be False for Linformer, which mixes all positions; "
                 "got True. Use KernelAttention, Performer or SoftmaxAttention."
             )
-        if not must_be_plain() and length > self.max_length:
+        if not must_be_plain(k) and length > self.max_length:
             raise ParameterError(
                 f"`key` must have at most max_length = {self.max_length} tokens; got "
                 f"{length}."

@@ -23,7 +23,7 @@ from coulomb.attention._checks import (
     sequence_bounds,
     working_dtype,
 )
-from coulomb.attention._fused import FusedAttention, Plan, full_precision
+from coulomb.attention._fused import Bucket, Cut, FusedAttention, Plan, full_precision
 from coulomb.features import AbstractFeatureMap, Particles, as_feature_map
 
 # A slab has at least this many sequences times heads: fewer do not occupy the cores,
@@ -35,9 +35,22 @@ _GROUPS = 8
 _KEPT_BYTES = 1 << 25
 
 
-def _batch_cuts(x: Tensor) -> tuple[tuple[int, int], ...]:
-    batch, heads = x.shape[:2]
-    step = batch if x.device.type != "cpu" else max(1, _GROUPS // max(heads, 1))
+# Short sequences share a slab, as long as its features stay in the cache.
+_SLAB_ELEMENTS = 1 << 19
+
+
+def _batch_cuts(
+    k: Tensor, key_mask: Tensor | None, n_features: int
+) -> tuple[tuple[int, int], ...]:
+    batch, heads, length = k.shape[:3]
+    if k.device.type != "cpu":
+        step = batch
+    else:
+        if key_mask is not None:
+            # Not the padded length: more padding must not change the sums.
+            length = int(key_mask.sum(dim=1).max()) if batch else 0
+        few = _SLAB_ELEMENTS // max(heads * length * n_features, 1)
+        step = max(1, _GROUPS // max(heads, 1), few)
     return tuple((i, min(i + step, batch)) for i in range(0, batch, max(step, 1)))
 
 
@@ -86,13 +99,13 @@ def linear_attention(
     check_mask(key_mask, phi_k)
     with full_precision(v):
         dtype = working_dtype(v)
-        if plain.must_be_plain():
+        if plain.must_be_plain(v):
             if key_mask is not None:
                 phi_k = phi_k.masked_fill(~key_mask[:, None, :, None], 0)
             features = phi_q.to(dtype), phi_k.to(dtype), None
             return _plain_forms(*features, v, key_mask, causal=causal, form=form)
         none = torch.empty(phi_q.shape[1], 0, 0, dtype=dtype, device=v.device)
-        plan = Plan(None, causal, form, _batch_cuts(phi_q))
+        plan = Plan(None, causal, form, _batch_cuts(phi_k, key_mask, phi_k.shape[-1]))
         return _apply(phi_q, phi_k, v, Particles(none), key_mask, plan)
 
 
@@ -150,7 +163,7 @@ def kernel_attention(
     feature_map = as_feature_map(feature_map)
     with full_precision(v):
         particles = head_particles(particles, q.shape[1], q)
-        if plain.must_be_plain():
+        if plain.must_be_plain(v):
             dtype = particles.positions.dtype
             features = plain.feature_pair(
                 q.to(dtype),
@@ -161,7 +174,8 @@ def kernel_attention(
                 causal=causal,
             )
             return _plain_forms(*features, v, key_mask, causal=causal, form=form)
-        plan = Plan(feature_map, causal, form, _batch_cuts(q))
+        n_features = particles.n_particles
+        plan = Plan(feature_map, causal, form, _batch_cuts(k, key_mask, n_features))
         return _apply(q, k, v, particles, key_mask, plan)
 
 
@@ -212,26 +226,54 @@ def packed_attention(
     check_packed(q, k, v)
     feature_map = as_feature_map(feature_map)
     with full_precision(v):
-        if plain.must_be_plain():
+        if plain.must_be_plain(v):
             tokens = torch.arange(q.shape[0], device=q.device)
             if max_length is None:
                 max_length = int((cu_seqlens[1:] - cu_seqlens[:-1]).max())
-            rows, mask = _padding(cu_seqlens, max_length)
+            rows, mask = _padding(cu_seqlens[:-1], cu_seqlens[1:], max_length)
             q, k, v = (x[rows].transpose(1, 2) for x in (q, k, v))
             out = kernel_attention(q, k, v, particles, feature_map, mask, causal=causal)
             # Rows beyond a sequence are masked keys and unused queries.
             owner = torch.searchsorted(cu_seqlens[1:], tokens, right=True)
             return out.transpose(1, 2)[owner, tokens - cu_seqlens[owner]]
         particles = head_particles(particles, q.shape[1], q)
-        cuts = sequence_bounds(cu_seqlens, q.shape[0])
+        bounds = sequence_bounds(cu_seqlens, q.shape[0])
+        cuts = _packed_cuts(bounds, q, particles.n_particles)
         plan = Plan(feature_map, causal, "auto", cuts, packed=True)
         return _apply(q, k, v, particles, None, plan)
 
 
-def _padding(cu_seqlens: Tensor, max_length: int) -> tuple[Tensor, Tensor]:
-    steps = torch.arange(max_length, device=cu_seqlens.device)
-    rows = cu_seqlens[:-1, None] + steps
-    mask = rows < cu_seqlens[1:, None]
+def _packed_cuts(
+    bounds: tuple[tuple[int, int], ...], q: Tensor, n_features: int
+) -> tuple[Cut, ...]:
+    # Short sequences share a slab with those of about their length; long ones, whose
+    # features fill the cache, are slabs by themselves.
+    row = max(q.shape[1] * n_features, 1)
+    cuts: list[Cut] = []
+    together: list[tuple[int, int]] = []
+    for bound in sorted(bounds, key=lambda bound: bound[1] - bound[0]):
+        longest = bound[1] - bound[0]
+        if together and (len(together) + 1) * longest * row > _SLAB_ELEMENTS:
+            cuts.append(_bucket(together, q.device))
+            together = []
+        together.append(bound)
+    if together:
+        cuts.append(_bucket(together, q.device))
+    return tuple(cuts)
+
+
+def _bucket(bounds: list[tuple[int, int]], device: torch.device) -> Cut:
+    if len(bounds) == 1:
+        return bounds[0]
+    starts, stops = torch.tensor(bounds, device=device).unbind(1)
+    longest = bounds[-1][1] - bounds[-1][0]
+    return Bucket(*_padding(starts, stops, longest))
+
+
+def _padding(starts: Tensor, stops: Tensor, max_length: int) -> tuple[Tensor, Tensor]:
+    steps = torch.arange(max_length, device=starts.device)
+    rows = starts.unsqueeze(1) + steps
+    mask = rows < stops.unsqueeze(1)
     return rows.masked_fill(~mask, 0), mask
 
 

@@ -271,7 +271,7 @@ def _padding(mask: Tensor | None, *, causal: bool) -> Tensor | None:
     if mask.is_floating_point():
         seen = mask > torch.finfo(mask.dtype).min / 2
     keys = seen[:, :1, -1:]  # (batch, 1, 1, length): the last query sees every token
-    if mask.stride(2) and mask.shape[2] > 1 and not must_be_plain():
+    if mask.stride(2) and mask.shape[2] > 1 and not must_be_plain(mask):
         rows = torch.ones_like(seen[0, 0])
         expected = keys & rows.tril() if causal else keys & rows
         if not torch.equal(seen, expected.expand_as(seen)):
