@@ -245,8 +245,8 @@ def _backward(ctx: Any, grad: Tensor, work: Workspace) -> tuple[Tensor | None, .
             padding = ~cut.mask[:, None, :, None]
             grad_output = grad_output.masked_fill(padding, 0)
         run(features, slab, saved, output, grad_output, parts)
-        for part, whole in zip(parts, grads, strict=True):
-            _put(part, whole, cut)
+        for each, whole in zip(parts, grads, strict=True):
+            _put(each, whole, cut)
         for total, part in (
             (grad_positions, features.grad_positions),
             (grad_phases, features.grad_phases),
