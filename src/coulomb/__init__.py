@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from coulomb.features import Particles
     from coulomb.interactions import Coulomb, Riesz
+    from coulomb.text import TextClassifier
 
 # Where each public name lives. Names are imported on first use: importing torch takes
 # seconds, and `coulomb --help` must not.
@@ -41,6 +42,7 @@ _HOMES = {
     "Riesz": "coulomb.interactions",
     "Space": "coulomb.domains",
     "Sphere": "coulomb.domains",
+    "TextClassifier": "coulomb.text",
 }
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "Riesz",
     "Space",
     "Sphere",
+    "TextClassifier",
     "__version__",
 ]
 

@@ -1,0 +1,94 @@
+"""From sentences to a trained classifier: corpora, tokens, two phases, prediction.
+
+Names are imported on first use: torch takes seconds, and the command line reads the
+settings of this package before it knows what is asked of it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from coulomb.text.baselines import bag_of_words_baseline
+    from coulomb.text.batches import TokenBatch, padded_logits
+    from coulomb.text.classifier import TextClassifier
+    from coulomb.text.corpora import Corpus, Split, build_corpus, read_corpus
+    from coulomb.text.metrics import classification_metrics, entity_metrics
+    from coulomb.text.packed import packed_logits
+    from coulomb.text.predictor import Predictor
+    from coulomb.text.running import load_data, resume_folder, train_in_folder
+    from coulomb.text.runs import list_runs
+    from coulomb.text.settings import PRESETS, TextSettings, preset
+    from coulomb.text.tasks import TASKS, load_task
+    from coulomb.text.tokens import Vocabulary, read_vocabulary, train_vocabulary
+    from coulomb.text.training import train
+    from coulomb.text.variants import PAPER_ROWS, VARIANTS
+
+_HOMES = {
+    "PAPER_ROWS": "variants",
+    "PRESETS": "settings",
+    "TASKS": "tasks",
+    "VARIANTS": "variants",
+    "Corpus": "corpora",
+    "Predictor": "predictor",
+    "Split": "corpora",
+    "TextClassifier": "classifier",
+    "TextSettings": "settings",
+    "TokenBatch": "batches",
+    "Vocabulary": "tokens",
+    "bag_of_words_baseline": "baselines",
+    "build_corpus": "corpora",
+    "classification_metrics": "metrics",
+    "entity_metrics": "metrics",
+    "list_runs": "runs",
+    "load_data": "running",
+    "load_task": "tasks",
+    "packed_logits": "packed",
+    "padded_logits": "batches",
+    "preset": "settings",
+    "read_corpus": "corpora",
+    "read_vocabulary": "tokens",
+    "resume_folder": "running",
+    "train": "training",
+    "train_in_folder": "running",
+    "train_vocabulary": "tokens",
+}
+
+__all__ = [
+    "PAPER_ROWS",
+    "PRESETS",
+    "TASKS",
+    "VARIANTS",
+    "Corpus",
+    "Predictor",
+    "Split",
+    "TextClassifier",
+    "TextSettings",
+    "TokenBatch",
+    "Vocabulary",
+    "bag_of_words_baseline",
+    "build_corpus",
+    "classification_metrics",
+    "entity_metrics",
+    "list_runs",
+    "load_data",
+    "load_task",
+    "packed_logits",
+    "padded_logits",
+    "preset",
+    "read_corpus",
+    "read_vocabulary",
+    "resume_folder",
+    "train",
+    "train_in_folder",
+    "train_vocabulary",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"coulomb.text.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'coulomb.text' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

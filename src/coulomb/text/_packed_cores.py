@@ -1,0 +1,283 @@
+"""Attention inside packed sequences, each kind one step of autograd.
+
+A core takes the states of tokens and gives what the heads give, side by side. Large
+products are torch's; features and what happens inside a sequence are compiled loops in
+the quadratic order, which is the cheaper one for sentences.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from coulomb.features import (
+    AbstractFeatureMap,
+    Elu,
+    Favor,
+    SoftmaxFeatures,
+    Softplus,
+    SquaredCosine,
+    SquaredSigmoid,
+)
+from coulomb.kernels import _packed_attention as loops
+from coulomb.kernels import _packed_maps as maps
+from coulomb.text._packed_functions import array, weight_gradient
+from coulomb.text._packed_layout import Layout
+
+_KINDS: dict[type[AbstractFeatureMap], int] = {
+    SoftmaxFeatures: maps.SOFTMAX,
+    Elu: maps.ELU,
+    Softplus: maps.SOFTPLUS,
+    SquaredSigmoid: maps.SIGMOID2,
+    SquaredCosine: maps.COS2,
+    Favor: maps.FAVOR,
+}
+# Maps whose derivative is not a function of the feature.
+_SLOPED = (maps.SOFTPLUS, maps.SIGMOID2, maps.COS2)
+
+
+class MapNumbers(NamedTuple):
+    """A feature map as the compiled loops know it."""
+
+    kind: int
+    cold: float  # what projections are multiplied with
+    floor: float
+
+
+def map_numbers(feature_map: AbstractFeatureMap, dim: int) -> MapNumbers | None:
+    """Translate a feature map.
+
+    Parameters
+    ----------
+    feature_map
+        The map.
+    dim
+        Coordinates of a query, which maps that imitate softmax are scaled by.
+
+    Returns
+    -------
+    MapNumbers or None
+        None for a map that the loops do not know.
+    """
+    kind = _KINDS.get(type(feature_map))
+    if kind is None:
+        return None
+    if kind == maps.FAVOR:
+        return MapNumbers(kind, dim**-0.25, 0.0)
+    cold = 1 / getattr(feature_map, "temperature", 1.0)
+    return MapNumbers(kind, cold, getattr(feature_map, "floor", 0.0))
+
+
+class _Features(NamedTuple):
+    """Features of queries and keys; keys empty where they are the queries."""
+
+    q: Tensor  # (heads * tokens, features)
+    k: Tensor
+    slopes_q: Tensor
+    slopes_k: Tensor
+    weights: Tensor  # (heads * tokens,), of the keys
+
+
+def _project(x: Tensor, first: int, positions: Tensor) -> Tensor:
+    """Project the heads of x, from column `first` on, on their particles."""
+    heads, count, dim = positions.shape
+    out = x.new_empty(heads, len(x), count)
+    for head in range(heads):
+        part = x[:, first + head * dim : first + (head + 1) * dim]
+        torch.mm(part, positions[head].t(), out=out[head])
+    return out.view(heads * len(x), count)
+
+
+def _half_squares(x: Tensor, first: int, positions: Tensor, scale: float) -> Tensor:
+    heads, _, dim = positions.shape
+    parts = x[:, first : first + heads * dim].view(-1, heads, dim)
+    return parts.square().sum(dim=-1).t().mul(scale**2 / 2).flatten()
+
+
+def _evaluate(
+    x: Tensor,
+    columns: tuple[int, int],
+    positions: Tensor,
+    phases: Tensor | None,
+    numbers: MapNumbers,
+    layout: Layout,
+) -> _Features:
+    """Evaluate features of the columns of x that hold queries and keys."""
+    q = _project(x, columns[0], positions)
+    none, weights = q[:0], q.new_ones(len(q))
+    shared = columns[0] == columns[1]
+    if numbers.kind == maps.FAVOR:
+        k = q.clone() if shared else _project(x, columns[1], positions)
+        halves = _half_squares(x, columns[1], positions, numbers.cold)
+        maps.favor_rows(numbers.cold, layout.bounds, *map(array, (q, k, halves)))
+        return _Features(q, k, none, none, weights)
+    heads = len(positions)
+    angles = np.zeros((heads, 1), np.float32) if phases is None else array(phases)
+    sloped = numbers.kind in _SLOPED
+    slopes_q = torch.empty_like(q) if sloped else none
+    maps.map_rows(tuple(numbers), angles, *map(array, (q, slopes_q, weights)))
+    if shared:
+        return _Features(q, none, slopes_q, none, weights)
+    k = _project(x, columns[1], positions)
+    slopes_k = torch.empty_like(k) if sloped else none
+    maps.map_rows(tuple(numbers), angles, *map(array, (k, slopes_k, weights)))
+    return _Features(q, k, slopes_q, slopes_k, weights)
+
+
+def _pull(
+    x: Tensor,
+    columns: tuple[int, int],
+    positions: Tensor,
+    numbers: MapNumbers,
+    features: _Features,
+    grads: tuple[Tensor, Tensor, Tensor],
+    grad_x: Tensor | None,
+    wanted: bool,
+) -> Tensor | None:
+    """Add the gradient of queries and keys to `grad_x`; give that of the particles.
+
+    What nobody wants is not computed.
+    """
+    grad_q, grad_k, extras = grads
+    heads, count, dim = positions.shape
+    about, empty = tuple(numbers), torch.zeros_like(extras)
+    shared, favor = columns[0] == columns[1], numbers.kind == maps.FAVOR
+    first = extras if shared and not favor else empty
+    arrays = (array(t) for t in (features.q, features.slopes_q, first, grad_q))
+    maps.pull_rows(about, *arrays)
+    if len(grad_k):
+        arrays = (array(t) for t in (features.k, features.slopes_k, extras, grad_k))
+        maps.pull_rows(about, *arrays)
+    if favor:
+        # h_j = cold^2 |k_j|^2 / 2, and extras are now sums over features.
+        start, stop = columns[1], columns[1] + heads * dim
+        sums = extras.view(heads, -1).t().repeat_interleave(dim, dim=1)
+        if grad_x is not None:
+            grad_x[:, start:stop].addcmul_(x[:, start:stop], sums, value=-numbers.cold)
+        if shared:
+            grad_q += grad_k
+    total = torch.zeros_like(positions) if wanted else None
+    pairs = [(columns[0], grad_q)]
+    if not shared:
+        pairs.append((columns[1], grad_k))
+    for column, grad in pairs:
+        for head, part in enumerate(grad.view(heads, -1, count)):
+            place = slice(column + head * dim, column + (head + 1) * dim)
+            if grad_x is not None:
+                grad_x[:, place].addmm_(part, positions[head])
+            if total is not None:
+                total[head].addmm_(part.t(), x[:, place])
+    return total
+
+
+class KernelCore(torch.autograd.Function):
+    """Kernel attention; queries and keys are slices of the states or projected."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        positions: Tensor,
+        phases: Tensor | None,
+        numbers: MapNumbers,
+        layout: Layout,
+        keep: bool,
+    ) -> Tensor:
+        """Attend.
+
+        Parameters
+        ----------
+        ctx
+            Keeps what the backward pass needs.
+        x
+            States, `(tokens, width)`.
+        weight, bias
+            Of the values, `(width, width)`; or of queries, keys and values, one below
+            the other.
+        positions, phases
+            Particles of each head.
+        numbers
+            The feature map.
+        layout
+            Where sequences are.
+        keep
+            Whether there will be a backward pass.
+
+        Returns
+        -------
+        Tensor
+            What the heads give, `(tokens, width)`.
+        """
+        width = x.shape[1]
+        joint = _linear(x, weight, bias)
+        shared = len(weight) == width
+        source, columns = (x, (0, 0)) if shared else (joint, (0, width))
+        features = _evaluate(source, columns, positions, phases, numbers, layout)
+        heads = len(positions)
+        size = heads * int(layout.offsets[-1]) if keep else 0
+        matrices = x.new_empty(size)
+        inverses, out = torch.empty_like(features.weights), torch.empty_like(x)
+        loops.attend_features(
+            (array(features.q), array(features.k)),
+            (array(joint), 0 if shared else 2 * width),
+            (layout.bounds, heads * layout.offsets),
+            tuple(map(array, (matrices, features.weights, inverses))),
+            array(out),
+        )
+        if keep:
+            tensors = x, weight, positions, joint, matrices, inverses, out
+            ctx.save_for_backward(*tensors, *features)
+            ctx.numbers, ctx.layout = numbers, layout
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Pull the gradient back.
+
+        Parameters
+        ----------
+        ctx
+            What the forward pass kept.
+        grad
+            The gradient of the output.
+
+        Returns
+        -------
+        tuple
+            Gradients of states, projection and particles.
+        """
+        x, weight, positions, joint, matrices, inverses, out = ctx.saved_tensors[:7]
+        features = _Features(*ctx.saved_tensors[7:])
+        layout, needs, width = ctx.layout, ctx.needs_input_grad, x.shape[1]
+        shared, heads = len(weight) == width, len(positions)
+        grad_q, grad_k = torch.empty_like(features.q), torch.empty_like(features.k)
+        extras = torch.empty_like(features.weights)
+        grad_joint = torch.empty_like(joint)
+        loops.attend_features_back(
+            (array(features.q), array(features.k)),
+            (array(joint), 0 if shared else 2 * width),
+            (layout.bounds, heads * layout.offsets),
+            tuple(map(array, (matrices, features.weights, inverses))),
+            *(array(out), array(grad)),
+            tuple(map(array, (grad_q, grad_k, grad_joint, extras))),
+        )
+        parts = positions, ctx.numbers, features, (grad_q, grad_k, extras)
+        if shared:
+            grad_x = grad_joint.mm(weight) if needs[0] else None
+            moved = _pull(x, (0, 0), *parts, grad_x, needs[3])
+        else:
+            grad_joint[:, : 2 * width] = 0
+            moved = _pull(joint, (0, width), *parts, grad_joint, needs[3])
+            grad_x = grad_joint.mm(weight) if needs[0] else None
+        grad_weight = weight_gradient(needs[1], grad_joint, x)
+        grad_bias = grad_joint.sum(dim=0) if needs[2] else None
+        return (grad_x, grad_weight, grad_bias, moved, None, None, None, None)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.mm(weight.t()) if bias is None else torch.addmm(bias, x, weight.t())

@@ -1,0 +1,226 @@
+"""A text classifier with scikit-learn's manners."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted
+
+from coulomb._support.errors import ParameterError
+from coulomb._support.files import write_json, write_whole
+from coulomb.text._setup import describe_environment
+from coulomb.text.corpora import build_corpus
+from coulomb.text.predictor import Predictor
+from coulomb.text.running import choose_vocabulary
+from coulomb.text.runs import (
+    CONFIG,
+    ENVIRONMENT,
+    METRICS,
+    VOCABULARY,
+    WEIGHTS,
+    Config,
+    read_json,
+    write_config,
+    write_tensors,
+)
+from coulomb.text.settings import preset
+from coulomb.text.training import train
+
+
+class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Classify texts, or pairs of texts, with a small encoder around kernel attention.
+
+    Parameters
+    ----------
+    attention
+        A row of the paper's tables, such as "kernel-softmaxfeat", "vanilla-cos2" or
+        "softmax"; None for the preset's.
+    preset
+        "default", "paper-main" or "paper-supplement".
+    settings
+        Other hyper-parameters by name; see `coulomb.text.TextSettings`.
+    vocabulary
+        A `vocab.txt` or `tokenizer.json`; None trains a vocabulary on the texts.
+    validation_share
+        The share of the texts that chooses the best epoch.
+    random_state
+        A seed: the same seed, the same classifier, on one thread.
+    verbose
+        Show a bar; None shows it on a terminal only.
+
+    Attributes
+    ----------
+    classes_ : numpy.ndarray
+        The classes, sorted.
+    history_ : list of dict
+        What every epoch gave.
+    metrics_ : dict
+        Of the best epoch on the texts kept back.
+    predictor_ : Predictor
+        Weights and vocabulary.
+
+    Examples
+    --------
+    >>> from coulomb.text import TextClassifier
+    >>> texts, labels = ["a fine film", "a dull film"] * 16, ["good", "bad"] * 16
+    >>> small = {"width": 16, "n_features": 8, "min_steps": 50, "lr": 0.01}
+    >>> model = TextClassifier(settings=small).fit(texts, labels)
+    >>> model.predict(["fine", "dull"]).tolist()
+    ['good', 'bad']
+    """
+
+    def __init__(
+        self,
+        attention: str | None = None,
+        *,
+        preset: str = "default",
+        settings: Mapping[str, Any] | None = None,
+        vocabulary: str | Path | None = None,
+        validation_share: float = 0.1,
+        random_state: int = 0,
+        verbose: bool | None = False,
+    ) -> None:
+        self.attention = attention
+        self.preset = preset
+        self.settings = settings
+        self.vocabulary = vocabulary
+        self.validation_share = validation_share
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False
+        tags.input_tags.string = True
+        return tags
+
+    def fit(self, X: Sequence[Any], y: Sequence[Any]) -> "TextClassifier":
+        """Train on texts and labels.
+
+        Parameters
+        ----------
+        X
+            Strings, or pairs of strings.
+        y
+            Their labels, of any type that can be sorted.
+
+        Returns
+        -------
+        TextClassifier
+            Itself.
+        """
+        changes = {"seed": self.random_state} | dict(self.settings or {})
+        if self.attention is not None:
+            changes["attention"] = self.attention
+        chosen = preset(self.preset, changes)
+        corpus = build_corpus(
+            "texts",
+            (_as_list(X), _as_list(y)),
+            validation_share=self.validation_share,
+            seed=chosen.seed,
+        )
+        if corpus.kind == "token":
+            raise ParameterError(
+                "`y` must hold one label per text; got sequences. Train a tagger with "
+                "`coulomb train` or `coulomb.text.train`."
+            )
+        vocabulary = choose_vocabulary(corpus, chosen, self.vocabulary)
+        trained = train(corpus, chosen, vocabulary, progress=self.verbose)
+        config = Config(chosen, corpus.kind, corpus.classes, {"name": corpus.name}, "")
+        self.predictor_ = Predictor(config, vocabulary, trained.weights)
+        self.classes_ = np.asarray(corpus.classes)
+        self.history_ = trained.history
+        self.metrics_ = trained.metrics
+        return self
+
+    def predict_proba(self, X: Sequence[Any]) -> NDArray[np.float64]:
+        """Give the probabilities of the classes.
+
+        Parameters
+        ----------
+        X
+            Strings, or pairs of strings.
+
+        Returns
+        -------
+        numpy.ndarray
+            Shape `(n_texts, n_classes)`, in the order of `classes_`.
+        """
+        check_is_fitted(self)
+        return self.predictor_.predict_proba(_as_list(X))
+
+    def predict(self, X: Sequence[Any]) -> NDArray[Any]:
+        """Give the most probable classes.
+
+        Parameters
+        ----------
+        X
+            Strings, or pairs of strings.
+
+        Returns
+        -------
+        numpy.ndarray
+            Shape `(n_texts,)`.
+        """
+        best = self.predict_proba(X).argmax(axis=1)
+        chosen: NDArray[Any] = self.classes_[best]
+        return chosen
+
+    def save(self, folder: str | Path) -> None:
+        """Write the fitted classifier to a folder that `coulomb predict` reads too.
+
+        Parameters
+        ----------
+        folder
+            New, empty, or of a classifier saved before, which is replaced.
+        """
+        check_is_fitted(self)
+        folder, predictor = Path(folder), self.predictor_
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG).exists():
+            raise ParameterError(
+                f"`folder` must be new, empty or a saved classifier; {str(folder)!r} "
+                "holds other files."
+            )
+        text = predictor.vocabulary.to_json()
+        write_json(folder / ENVIRONMENT, describe_environment())
+        write_whole(folder / VOCABULARY, lambda path: path.write_text(text, "utf-8"))
+        write_tensors(folder / WEIGHTS, predictor.model.state_dict(), {})
+        write_config(folder, predictor.config)
+        write_json(folder / METRICS, self.metrics_)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "TextClassifier":
+        """Read a classifier from a folder.
+
+        Parameters
+        ----------
+        folder
+            Of `save` or of `coulomb train`.
+
+        Returns
+        -------
+        TextClassifier
+            Fitted.
+        """
+        predictor = Predictor.load(folder)
+        if predictor.config.kind == "token":
+            raise ParameterError(
+                f"`folder` must hold a classifier of texts; {str(folder)!r} tags "
+                "words. Use coulomb.text.Predictor."
+            )
+        settings = predictor.config.settings
+        model = cls(settings=settings.plain(), random_state=settings.seed)
+        model.predictor_ = predictor
+        model.classes_ = np.asarray(predictor.classes)
+        model.history_ = []
+        model.metrics_ = read_json(Path(folder) / METRICS)
+        return model
+
+
+def _as_list(values: Any) -> list[Any]:
+    if isinstance(values, str):
+        raise ParameterError("`X` must be a list of texts; got one string.")
+    return list(values)

@@ -1,0 +1,242 @@
+"""Metrics of classifiers (scikit-learn's), calibration errors, and entities."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coulomb._support.checks import check_count
+from coulomb._support.errors import ParameterError
+
+Numbers = NDArray[np.floating[Any]]
+_BINS = 15
+
+
+def classification_metrics(labels: Any, probabilities: Any) -> dict[str, float | None]:
+    """Compute the metrics of the paper's tables.
+
+    Parameters
+    ----------
+    labels
+        Numbers of the true classes, `(n,)`.
+    probabilities
+        Of the classes, `(n, classes)`.
+
+    Returns
+    -------
+    dict
+        Accuracy, F1 (micro, macro, weighted), ROC-AUC, PR-AUC, MCC, balanced accuracy,
+        log loss, Brier, ECE; None for what is not defined, such as the ROC-AUC of one
+        class. With more than two classes, areas are means over one against the rest.
+
+    Examples
+    --------
+    >>> found = classification_metrics([0, 1, 1], [[0.8, 0.2], [0.4, 0.6], [0.7, 0.3]])
+    >>> round(found["accuracy"], 3), found["roc_auc"], round(found["brier"], 3)
+    (0.667, 1.0, 0.23)
+    """
+    from sklearn import metrics
+
+    y, p = _checked(labels, probabilities)
+    guess = p.argmax(axis=1)
+    every = np.arange(p.shape[1])
+    found: dict[str, Any] = {
+        "accuracy": metrics.accuracy_score(y, guess),
+        "f1_micro": metrics.f1_score(y, guess, average="micro", zero_division=0),
+        "f1_macro": metrics.f1_score(y, guess, average="macro", zero_division=0),
+        "f1_weighted": metrics.f1_score(y, guess, average="weighted", zero_division=0),
+        "mcc": metrics.matthews_corrcoef(y, guess),
+        "balanced_accuracy": _balanced_accuracy(y, guess),
+        "log_loss": metrics.log_loss(y, p, labels=every),
+        "brier": metrics.brier_score_loss(y, p, labels=every),
+        "ece": expected_calibration_error(y, p),
+        "ece_paper": paper_calibration_error(y, p) if p.shape[1] == 2 else None,
+        **_areas(y, p),
+    }
+    return {
+        name: None if value is None or math.isnan(value) else float(value)
+        for name, value in found.items()
+    }
+
+
+def _checked(labels: Any, probabilities: Any) -> tuple[NDArray[Any], Numbers]:
+    y = np.asarray(labels)
+    p = np.asarray(probabilities, dtype=np.float64)
+    if p.ndim != 2 or p.shape[1] < 2 or y.shape != p.shape[:1] or not len(y):
+        raise ParameterError(
+            "`probabilities` must be (n, classes) with two classes or more and a label "
+            f"for each row; got {p.shape} and labels {y.shape}."
+        )
+    # float32 probabilities sum to one only to their own rounding
+    return y, p / p.sum(axis=1, keepdims=True)
+
+
+def _balanced_accuracy(y: NDArray[Any], guess: NDArray[Any]) -> float:
+    # scikit-learn's warns of predicted classes that do not occur
+    return float(np.mean([(guess[y == c] == c).mean() for c in np.unique(y)]))
+
+
+def _areas(y: NDArray[Any], p: Numbers) -> dict[str, float | None]:
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    classes = [1] if p.shape[1] == 2 else list(range(p.shape[1]))
+    present = [c for c in classes if 0 < (y == c).sum() < len(y)]
+    if not present:
+        return {"roc_auc": None, "pr_auc": None}
+    area = [roc_auc_score(y == c, p[:, c]) for c in present]
+    precision = [average_precision_score(y == c, p[:, c]) for c in present]
+    return {"roc_auc": float(np.mean(area)), "pr_auc": float(np.mean(precision))}
+
+
+def expected_calibration_error(
+    labels: Any, probabilities: Any, n_bins: int = _BINS
+) -> float:
+    """Compare confidence with accuracy, `sum_b (n_b / n) |acc_b - conf_b|`.
+
+    Bins are of equal width in the confidence of the predicted class. Never above the
+    root of the Brier score of that class.
+
+    Parameters
+    ----------
+    labels, probabilities
+        As in `classification_metrics`.
+    n_bins
+        How many bins.
+
+    Returns
+    -------
+    float
+        Between 0 and 1.
+
+    Examples
+    --------
+    >>> expected_calibration_error([1, 1], [[0.25, 0.75], [0.25, 0.75]])
+    0.25
+    """
+    y, p = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
+    guess = p.argmax(axis=1)
+    return _binned_gap(p.max(axis=1), guess == y, n_bins)
+
+
+def paper_calibration_error(
+    labels: Any, probabilities: Any, n_bins: int = _BINS
+) -> float:
+    """Bin P(class 1) and compare it with whether the *prediction* is correct.
+
+    Not a calibration error: a sure and correct "class 0" counts as wholly wrong. It
+    gives values of the size of the paper's ECE column, which no ECE can have.
+
+    Parameters
+    ----------
+    labels, probabilities
+        As in `classification_metrics`, with two classes.
+    n_bins
+        How many bins.
+
+    Returns
+    -------
+    float
+        Between 0 and 1.
+
+    Examples
+    --------
+    >>> paper_calibration_error([0, 1], [[1.0, 0.0], [0.0, 1.0]])
+    0.5
+    """
+    y, p = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
+    return _binned_gap(p[:, 1], p.argmax(axis=1) == y, n_bins)
+
+
+def _binned_gap(scores: Numbers, correct: NDArray[Any], n_bins: int) -> float:
+    check_count("n_bins", n_bins)
+    place = np.minimum((scores * n_bins).astype(int), n_bins - 1)
+    gaps = np.bincount(place, weights=correct - scores, minlength=n_bins)
+    return float(np.abs(gaps).sum() / len(scores))
+
+
+def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Read the entities out of IOB2 tags, as conlleval and seqeval do.
+
+    An entity begins at `B-X`, or at an `I-X` that continues no X.
+
+    Parameters
+    ----------
+    tags
+        "O", "B-X" or "I-X".
+
+    Returns
+    -------
+    list of tuple
+        The type, the first word and the last.
+
+    Examples
+    --------
+    >>> entities(["B-PER", "I-PER", "O", "I-LOC"])
+    [('PER', 0, 1), ('LOC', 3, 3)]
+    """
+    found = []
+    begin, current = 0, ""
+    for place, tag in enumerate([*tags, "O"]):
+        mark, _, kind = tag.partition("-")
+        kind = kind or ("_" if mark != "O" else "")
+        if current and (mark != "I" or kind != current):
+            found.append((current, begin, place - 1))
+            current = ""
+        if mark != "O" and not current:
+            begin, current = place, kind
+    return found
+
+
+def entity_metrics(
+    true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
+) -> dict[str, Any]:
+    """Score tags by entities that match exactly, and by words.
+
+    Parameters
+    ----------
+    true, predicted
+        Tags of the words of each text.
+
+    Returns
+    -------
+    dict
+        Accuracy of words; precision, recall and F1 of entities, and F1 by type.
+
+    Examples
+    --------
+    >>> entity_metrics([["B-PER", "O"]], [["B-PER", "B-LOC"]])["entity_precision"]
+    0.5
+    """
+    hits: dict[str, list[int]] = {}
+    words = right = 0
+    for gold, guess in zip(true, predicted, strict=True):
+        if len(gold) != len(guess):
+            raise ParameterError(
+                "`predicted` must have a tag for each word; got "
+                f"{len(guess)} for {len(gold)} words."
+            )
+        words += len(gold)
+        right += sum(a == b for a, b in zip(gold, guess, strict=True))
+        there, said = set(entities(gold)), set(entities(guess))
+        for place, some in enumerate((there & said, said, there)):
+            for entity in some:
+                hits.setdefault(entity[0], [0, 0, 0])[place] += 1
+    totals = [sum(counts[i] for counts in hits.values()) for i in range(3)]
+    precision, recall, f1 = _prf(*totals)
+    return {
+        "accuracy": right / words if words else None,
+        "entity_precision": precision,
+        "entity_recall": recall,
+        "entity_f1": f1,
+        "entity_f1_by_type": {kind: _prf(*hits[kind])[2] for kind in sorted(hits)},
+        "entities": totals[2],
+    }
+
+
+def _prf(both: int, said: int, there: int) -> tuple[float, float, float]:
+    precision = both / said if said else 0.0
+    recall = both / there if there else 0.0
+    total = said + there
+    return precision, recall, 2 * both / total if total else 0.0

@@ -1,0 +1,187 @@
+"""A trained classifier that is only asked."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from coulomb._support.errors import FileFormatError, ParameterError
+from coulomb.text._rows import Text, check_text
+from coulomb.text._setup import build_model
+from coulomb.text.corpora import Split
+from coulomb.text.runs import (
+    CONFIG,
+    METRICS,
+    VOCABULARY,
+    WEIGHTS,
+    Config,
+    check_tensors,
+    read_config,
+    read_tensors,
+)
+from coulomb.text.scoring import log_probabilities, outside, score_split, word_classes
+from coulomb.text.tokens import Vocabulary, encode_split
+
+
+class Predictor:
+    """Weights, vocabulary and classes: all that prediction needs. It draws nothing.
+
+    Parameters
+    ----------
+    config
+        Of the run.
+    vocabulary
+        What to cut texts with.
+    weights
+        Of the encoder, by name.
+    source
+        Where they are from, for messages.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        vocabulary: Vocabulary,
+        weights: dict[str, Tensor],
+        source: Path = Path(WEIGHTS),
+    ) -> None:
+        self.config, self.vocabulary = config, vocabulary
+        self.model = build_model(
+            config.settings,
+            vocab_size=vocabulary.size,
+            n_classes=len(config.classes),
+            kind=config.kind,
+        )
+        check_tensors(source, weights, self.model.state_dict())
+        self.model.load_state_dict(weights)
+        self.model.eval()
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Predictor":
+        """Read a run.
+
+        Parameters
+        ----------
+        folder
+            Of `coulomb train` or `TextClassifier.save`.
+
+        Returns
+        -------
+        Predictor
+            With the weights of the best epoch.
+        """
+        folder = Path(folder)
+        config = read_config(folder)
+        if not (folder / METRICS).is_file():
+            raise ParameterError(
+                f"`run` must be a finished run; {str(folder)!r} is not. Go on with "
+                f"`coulomb train --resume {folder}`."
+            )
+        path = folder / VOCABULARY
+        if not path.is_file():
+            raise FileFormatError(f"{path} is missing.")
+        text = path.read_text(encoding="utf-8", errors="replace")
+        vocabulary = Vocabulary.from_json(text, str(path))
+        weights, _ = read_tensors(folder / WEIGHTS)
+        return cls(config, vocabulary, weights, folder / WEIGHTS)
+
+    @property
+    def classes(self) -> tuple[Any, ...]:
+        """What the columns of probabilities stand for."""
+        return self.config.classes
+
+    def predict_proba(self, texts: Sequence[Any]) -> NDArray[np.float64]:
+        """Give the probabilities of the classes.
+
+        Parameters
+        ----------
+        texts
+            Strings or pairs of strings, as in training.
+
+        Returns
+        -------
+        numpy.ndarray
+            Shape `(texts, classes)`; rows sum to one.
+        """
+        if self.config.kind == "token":
+            raise ParameterError(
+                f"`run` must classify texts; this one tags words ({CONFIG}). Use `tag`."
+            )
+        scores = log_probabilities(self.model, self._rows(texts))
+        probabilities = scores.double().softmax(dim=-1)
+        return probabilities.numpy()
+
+    def predict(self, texts: Sequence[Any]) -> list[Any]:
+        """Give the most probable classes.
+
+        Parameters
+        ----------
+        texts
+            As in `predict_proba`.
+
+        Returns
+        -------
+        list
+            One class per text.
+        """
+        numbers = self.predict_proba(texts).argmax(axis=1)
+        return [self.classes[number] for number in numbers]
+
+    def tag(self, texts: Sequence[Any]) -> list[list[Any]]:
+        """Give every word its tag.
+
+        Parameters
+        ----------
+        texts
+            Sequences of words.
+
+        Returns
+        -------
+        list of list
+            Tags; words beyond `max_length` are "O".
+        """
+        if self.config.kind != "token":
+            raise ParameterError("`run` must tag words; this one classifies texts.")
+        rows = self._rows(texts)
+        scores = log_probabilities(self.model, rows)
+        numbers = word_classes(rows, scores, outside(self.classes))
+        return [[self.classes[number] for number in tags] for tags in numbers]
+
+    def score(self, split: Split) -> dict[str, Any]:
+        """Compute the metrics on texts with labels.
+
+        Parameters
+        ----------
+        split
+            The texts, with numbers of classes.
+
+        Returns
+        -------
+        dict
+            As in `coulomb.text.scoring.score_split`.
+        """
+        rows = self._encode(split)
+        return score_split(self.model, rows, split, self.classes)
+
+    def _rows(self, texts: Sequence[Any]) -> Any:
+        if isinstance(texts, str):
+            raise ParameterError(
+                "`texts` must be a list of texts; got one string. Put it in a list."
+            )
+        tagged = self.config.kind == "token"
+        checked: list[Text] = [
+            check_text(text, row, tagged=tagged)
+            for row, text in enumerate(texts, start=1)
+        ]
+        return self._encode(Split(checked))
+
+    def _encode(self, split: Split) -> Any:
+        return encode_split(
+            self.vocabulary,
+            split,
+            kind=self.config.kind,
+            max_length=self.config.settings.max_length,
+        )

@@ -1,0 +1,353 @@
+"""The folder of a run: what is in it, and how it survives being interrupted.
+
+Files are written to a temporary file, flushed to the disk and renamed. Their names are
+fixed: nothing that is read from a run names another file of it.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
+from coulomb._support.files import write_json, write_whole
+from coulomb.text.settings import TextSettings
+
+FORMAT = "coulomb-text-1"
+CONFIG = "config.json"
+VOCABULARY = "vocabulary.json"
+WEIGHTS = "weights.safetensors"
+PARTICLES = "particles.safetensors"
+CHECKPOINT = "checkpoint.safetensors"
+METRICS = "metrics.json"
+HISTORY = "history.jsonl"
+ENVIRONMENT = "environment.json"
+_CONFIG_KEYS = ("format", "settings", "kind", "classes", "data", "fingerprint")
+
+
+class Config(NamedTuple):
+    """What a run was asked, as it is written down.
+
+    Parameters
+    ----------
+    settings
+        Hyper-parameters.
+    kind
+        "sequence" or "token".
+    classes
+        What the numbers of classes stand for.
+    data
+        Where the data came from; empty for data that was passed in memory.
+    fingerprint
+        A hash of it.
+    """
+
+    settings: TextSettings
+    kind: str
+    classes: tuple[Any, ...]
+    data: dict[str, Any]
+    fingerprint: str
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+) -> None:
+    """Write tensors and plain facts to one file, whole or not at all.
+
+    Parameters
+    ----------
+    path
+        The file.
+    tensors
+        By name.
+    facts
+        Anything JSON can hold.
+    """
+    ready = {name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}
+    data = to_bytes(ready, metadata={"coulomb": json.dumps(dict(facts))})
+    write_whole(path, lambda temporary: _write_flushed(temporary, data))
+
+
+def _write_flushed(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `write_tensors` wrote.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Returns
+    -------
+    tuple
+        Tensors and facts.
+    """
+    if not path.is_file():
+        raise FileFormatError(f"{path} is missing. Train the run again.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {}).get("coulomb", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise FileFormatError(
+            f"{path} is damaged or cut short: {error}. Nothing was changed; restore it "
+            "from a copy, or train again in a new folder."
+        ) from error
+    return tensors, facts
+
+
+def check_tensors(
+    path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> None:
+    """Refuse tensors that do not fit the model of a run's configuration.
+
+    Parameters
+    ----------
+    path
+        Where they are from.
+    tensors
+        What was read.
+    expected
+        What the model has.
+    """
+    for name, tensor in expected.items():
+        if name not in tensors:
+            raise FileFormatError(f"{path} has no {name!r}, which the run needs.")
+        if tensors[name].shape != tensor.shape:
+            raise FileFormatError(
+                f"{path}: {name!r} has the shape {tuple(tensors[name].shape)}, but "
+                f"{CONFIG} asks for {tuple(tensor.shape)}."
+            )
+    for name in tensors:
+        if name not in expected:
+            raise FileFormatError(f"{path} has {name!r}, which the run does not know.")
+
+
+def write_config(folder: Path, config: Config) -> None:
+    """Write the configuration of a run.
+
+    Parameters
+    ----------
+    folder
+        The run's.
+    config
+        What to write.
+    """
+    for label in config.classes:
+        if not isinstance(label, str | int | float | bool):
+            raise ParameterError(
+                "`label` must be a string or a number to be saved; got "
+                f"{type(label).__name__} {label!r}."
+            )
+    values = config._asdict() | {
+        "format": FORMAT,
+        "settings": config.settings.plain(),
+        "classes": list(config.classes),
+    }
+    write_json(folder / CONFIG, values)
+
+
+def read_config(folder: Path) -> Config:
+    """Read and check the configuration of a run.
+
+    Parameters
+    ----------
+    folder
+        The run's.
+
+    Returns
+    -------
+    Config
+        Its settings are those of this version of the library.
+    """
+    path = Path(folder) / CONFIG
+    if not path.is_file():
+        raise ParameterError(
+            f"`run` must be a folder with a {CONFIG}; got {str(folder)!r}. `coulomb "
+            "runs` lists the runs there are."
+        )
+    values = read_json(path)
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        raise FileFormatError(f"{path} is not of the format {FORMAT!r}.")
+    odd = set(values) ^ set(_CONFIG_KEYS)
+    if odd:
+        raise FileFormatError(
+            f"{path} must have the keys {', '.join(_CONFIG_KEYS)} and no others; "
+            f"unknown or missing: {', '.join(sorted(odd))}."
+        )
+    try:
+        settings = TextSettings.from_plain(values["settings"])
+    except (CoulombError, TypeError) as error:
+        raise FileFormatError(f"{path}: {error}") from error
+    classes, kind, data = values["classes"], values["kind"], values["data"]
+    if kind not in ("sequence", "token") or not isinstance(classes, list):
+        raise FileFormatError(f"{path}: `kind` or `classes` is damaged.")
+    if len(classes) < 2 or not isinstance(data, dict):
+        raise FileFormatError(f"{path}: `classes` or `data` is damaged.")
+    _check_paths(path, data)
+    return Config(settings, kind, tuple(classes), data, str(values["fingerprint"]))
+
+
+def _check_paths(path: Path, data: Mapping[str, Any]) -> None:
+    # A run may come from someone else. Data files are whole paths without detours, so
+    # that what the configuration shows is what is read.
+    for name in ("train", "validation", "test", "data_dir"):
+        value = data.get(name)
+        if value is None:
+            continue
+        plain = isinstance(value, str) and Path(value).is_absolute()
+        if not plain or ".." in Path(value).parts:
+            raise FileFormatError(
+                f"{path}: `data.{name}` must be a whole path without '..'; got "
+                f"{value!r}."
+            )
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Returns
+    -------
+    Any
+        Its content.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise FileFormatError(f"{path} is damaged: {error}.") from error
+
+
+def append_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Add one line to a history, and flush it to the disk.
+
+    Parameters
+    ----------
+    path
+        The history.
+    record
+        What to add.
+    """
+    line = json.dumps(dict(record), allow_nan=False) + "\n"
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_history(path: Path) -> list[dict[str, Any]]:
+    """Read a history; a last line that was cut short does not count.
+
+    Parameters
+    ----------
+    path
+        The history.
+
+    Returns
+    -------
+    list of dict
+        Its records.
+    """
+    records: list[dict[str, Any]] = []
+    if not path.is_file():
+        return records
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if number >= len(lines) - 1:
+                break
+            raise FileFormatError(f"{path}, line {number}: {error}.") from error
+    return records
+
+
+def keep_records(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
+    """Drop the records that an interrupted run will write again.
+
+    Parameters
+    ----------
+    path
+        The history.
+    wanted
+        Tells which records stay.
+    """
+    kept = [record for record in read_history(path) if wanted(record)]
+    text = "".join(json.dumps(record) + "\n" for record in kept)
+    write_whole(path, lambda temporary: _write_flushed(temporary, text.encode()))
+
+
+def new_folder(parent: Path, name: str) -> Path:
+    """Choose the next free folder, `parent/name-1`, `parent/name-2`, ...
+
+    Parameters
+    ----------
+    parent
+        Where runs are.
+    name
+        What the run is about.
+
+    Returns
+    -------
+    Path
+        Not made yet.
+    """
+    number = 1
+    while (parent / f"{name}-{number}").exists():
+        number += 1
+    return parent / f"{name}-{number}"
+
+
+def list_runs(parent: str | Path) -> list[dict[str, Any]]:
+    """Describe the runs in a folder.
+
+    Parameters
+    ----------
+    parent
+        Where runs are.
+
+    Returns
+    -------
+    list of dict
+        Name, data, attention, seed, whether it is finished, and its metrics; a damaged
+        run has a "problem" instead.
+    """
+    found = []
+    folder = Path(parent)
+    if not folder.is_dir():
+        raise ParameterError(f"`folder` must be a folder; got {str(folder)!r}.")
+    candidates = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
+    for path in candidates:
+        if not (path / CONFIG).is_file():
+            continue
+        row: dict[str, Any] = {"run": path.name, "folder": str(path)}
+        try:
+            config = read_config(path)
+            done = (path / METRICS).is_file()
+            row |= {
+                "data": config.data.get("name", "?"),
+                "attention": config.settings.attention,
+                "seed": config.settings.seed,
+                "finished": done,
+                "metrics": read_json(path / METRICS)["metrics"] if done else {},
+                "split": read_json(path / METRICS)["split"] if done else "",
+            }
+        except (CoulombError, KeyError, TypeError) as error:
+            row["problem"] = str(error)
+        found.append(row)
+    return found

@@ -1,0 +1,135 @@
+"""What a model says of a split: probabilities, tags, metrics."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coulomb.attention.encoder import KernelEncoder
+from coulomb.text.corpora import Split
+from coulomb.text.metrics import classification_metrics, entity_metrics
+from coulomb.text.packed import packed_logits
+from coulomb.text.tokens import TokenRows
+
+_TOKENS = 8192  # that are evaluated together
+
+
+def log_probabilities(model: KernelEncoder, rows: TokenRows) -> Tensor:
+    """Evaluate a model on all texts, without dropout.
+
+    Parameters
+    ----------
+    model
+        The encoder.
+    rows
+        The texts.
+
+    Returns
+    -------
+    Tensor
+        Logarithms of probabilities, `(texts, classes)`, or `(tokens, classes)`.
+    """
+    by_token = model.settings.head == "token"
+    # Texts of like length together: attention that pads inside wastes least.
+    order = rows.lengths.argsort(stable=True)
+    size = int(rows.offsets[-1]) if by_token else len(rows)
+    out = torch.empty(size, model.settings.n_classes)
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            for some in _batches(rows, order):
+                logits = packed_logits(model, rows.batch(some)).log_softmax(dim=-1)
+                out[_places(rows, some) if by_token else some] = logits
+    finally:
+        model.train(training)
+    return out
+
+
+def _batches(rows: TokenRows, order: Tensor) -> list[Tensor]:
+    if not len(order):
+        return []
+    group = rows.lengths[order].cumsum(0) // _TOKENS
+    sizes: list[int] = torch.bincount(group).tolist()
+    return list(torch.split(order, [size for size in sizes if size]))
+
+
+def _places(rows: TokenRows, some: Tensor) -> Tensor:
+    spans = [torch.arange(int(rows.offsets[i]), int(rows.offsets[i + 1])) for i in some]
+    return torch.cat(spans)
+
+
+def word_classes(rows: TokenRows, scores: Tensor, missing: int) -> list[list[int]]:
+    """Give every word the class of its first token.
+
+    Parameters
+    ----------
+    rows
+        Texts to tag.
+    scores
+        Of tokens, `(tokens, classes)`.
+    missing
+        The class of words without a token, such as those cut off.
+
+    Returns
+    -------
+    list of list of int
+        Classes of the words of each text.
+    """
+    assert rows.first is not None
+    assert rows.word_offsets is not None
+    best = scores.argmax(dim=-1)
+    chosen = torch.full_like(rows.first, missing)
+    there = rows.first >= 0
+    chosen[there] = best[rows.first[there]]
+    lengths: list[int] = rows.word_offsets.diff().tolist()
+    return [part.tolist() for part in torch.split(chosen, lengths)]
+
+
+def outside(classes: tuple[Any, ...]) -> int:
+    """Find the class of words that belong to nothing.
+
+    Parameters
+    ----------
+    classes
+        The tags.
+
+    Returns
+    -------
+    int
+        The number of "O", or 0.
+    """
+    return classes.index("O") if "O" in classes else 0
+
+
+def score_split(
+    model: KernelEncoder, rows: TokenRows, split: Split, classes: tuple[Any, ...]
+) -> dict[str, Any]:
+    """Compute the metrics of a model on a split with labels.
+
+    Parameters
+    ----------
+    model
+        The encoder.
+    rows
+        The split in its numbers.
+    split
+        The split itself.
+    classes
+        What the numbers of classes stand for.
+
+    Returns
+    -------
+    dict
+        Of `classification_metrics`, or of `entity_metrics` for tagging.
+    """
+    scores = log_probabilities(model, rows)
+    assert split.labels is not None
+    if model.settings.head == "sequence":
+        return dict(classification_metrics(split.labels, scores.exp().numpy()))
+    guesses = word_classes(rows, scores, outside(classes))
+
+    def named(tags: Any) -> list[list[str]]:
+        return [[str(classes[tag]) for tag in row] for row in tags]
+
+    return entity_metrics(named(split.labels), named(guesses))

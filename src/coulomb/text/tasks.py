@@ -1,0 +1,281 @@
+"""Public data sets by name, from a folder of Parquet files or from the hub."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coulomb._support.errors import CoulombError, ParameterError, unknown_name
+from coulomb.text._rows import check_text
+from coulomb.text._tables import read_columns
+from coulomb.text.corpora import (
+    SAME_SPLIT,
+    Corpus,
+    Split,
+    keep_back,
+    without_validation,
+)
+
+_SHARE = 0.1  # of the training rows, for a task without a validation split
+
+_TAGS = tuple(
+    ["O"] + [f"{b}-{kind}" for kind in ("PER", "ORG", "LOC", "MISC") for b in "BI"]
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Where a public data set is and how it is read.
+
+    Parameters
+    ----------
+    folders
+        Names of its folder, the first that is there counts.
+    columns
+        Of texts.
+    label
+        The column of class numbers.
+    classes
+        What they stand for.
+    reported_on
+        The split that metrics are reported on.
+    hub
+        Its address on the Hugging Face hub, with a configuration if it has one.
+    kind
+        "sequence" or "token".
+    """
+
+    folders: tuple[str, ...]
+    columns: tuple[str, ...]
+    label: str
+    classes: tuple[str, ...]
+    reported_on: str
+    hub: tuple[str, ...]
+    kind: str = "sequence"
+
+
+_GLUE = "nyu-mll/glue"
+_SENTIMENT = ("negative", "positive")
+TASKS = {
+    "sst2": Task(
+        ("sst2",),
+        ("sentence",),
+        "label",
+        _SENTIMENT,
+        "validation",
+        (_GLUE, "sst2"),
+    ),
+    "qqp": Task(
+        ("qqp", "qqp_subset"),
+        ("question1", "question2"),
+        "label",
+        ("not_duplicate", "duplicate"),
+        "validation",
+        (_GLUE, "qqp"),
+    ),
+    "rotten_tomatoes": Task(
+        ("rotten_tomatoes",),
+        ("text",),
+        "label",
+        _SENTIMENT,
+        "test",
+        ("cornell-movie-review-data/rotten_tomatoes",),
+    ),
+    "imdb": Task(
+        ("imdb",), ("text",), "label", _SENTIMENT, "test", ("stanfordnlp/imdb",)
+    ),
+    "mrpc": Task(
+        ("mrpc",),
+        ("sentence1", "sentence2"),
+        "label",
+        ("not_equivalent", "equivalent"),
+        "test",
+        (_GLUE, "mrpc"),
+    ),
+    "conll2003": Task(
+        ("conll2003",),
+        ("tokens",),
+        "ner_tags",
+        _TAGS,
+        "test",
+        ("lhoestq/conll2003",),
+        "token",
+    ),
+}
+# Splits by the names they have in files; "test_labeled" is not GLUE's.
+_SPLITS = ("train", "validation", "test", "test_labeled")
+
+
+def data_folder(folder: str | Path | None) -> Path | None:
+    """Find the folder of data sets.
+
+    Parameters
+    ----------
+    folder
+        What the user gave; None asks the environment variable COULOMB_DATA.
+
+    Returns
+    -------
+    Path or None
+        The folder, if one was named.
+    """
+    named = folder or os.environ.get("COULOMB_DATA")
+    if not named:
+        return None
+    path = Path(named)
+    if not path.is_dir():
+        raise ParameterError(
+            f"`data_dir` must be a folder; got {str(path)!r}, which is none."
+        )
+    return path
+
+
+def load_task(
+    name: str,
+    folder: str | Path | None = None,
+    *,
+    validation_share: float | None = None,
+    seed: int = 0,
+) -> Corpus:
+    """Load a public data set.
+
+    Parameters
+    ----------
+    name
+        One of `TASKS`.
+    folder
+        A folder with a sub-folder of Parquet files per data set; None for COULOMB_DATA,
+        or else for the Hugging Face hub, which needs the extra `hf`.
+    validation_share
+        Choose the checkpoint on this share of the training rows instead of the
+        validation split. A task without a validation split always does, with 0.1.
+    seed
+        Of the choice of those rows.
+
+    Returns
+    -------
+    Corpus
+        Its notes say what a reader of the metrics must know.
+    """
+    if name not in TASKS:
+        raise unknown_name("task", name, TASKS)
+    task = TASKS[name]
+    where = data_folder(folder)
+    notes: tuple[str, ...] = ()
+    if where is None:
+        parts = _from_hub(name, task)
+    else:
+        here = _task_folder(name, task, where)
+        if here.name != task.folders[0]:
+            notes = (
+                f"This is a subset ({here.name}), not the full {name}: do not compare "
+                "with published numbers.",
+            )
+        parts = {
+            part: _from_file(here / f"{part}.parquet", task)
+            for part in _SPLITS
+            if (here / f"{part}.parquet").is_file()
+        }
+    return _corpus(name, task, parts, notes, validation_share, seed)
+
+
+def _corpus(
+    name: str,
+    task: Task,
+    parts: dict[str, Split],
+    notes: tuple[str, ...],
+    share: float | None,
+    seed: int,
+) -> Corpus:
+    # GLUE writes -1 for labels it keeps to itself.
+    known = {
+        part: rows
+        for part, rows in parts.items()
+        if rows.labels is not None and (task.kind == "token" or min(rows.labels) >= 0)
+    }
+    reported = task.reported_on
+    if "train" not in known or (reported == "test" and "test" not in known):
+        raise ParameterError(
+            f"`data_dir` must hold the splits 'train' and {reported!r} of {name}; "
+            f"got {', '.join(parts) or 'none'}."
+        )
+    if "validation" not in known:
+        share = share or _SHARE
+        known |= keep_back(known["train"], task.kind, share, seed)
+        notes += (f"Validation is {share:g} of the training rows.",)
+        share = None
+    if reported == "validation":
+        notes += (SAME_SPLIT,)
+        if "test" in parts and "test" not in known:
+            notes += ("The labels of the test split are not public.",)
+    corpus = Corpus(name, task.kind, task.classes, known, reported, notes)
+    if share is None:
+        return corpus
+    if reported == "validation":
+        return without_validation(corpus, share, seed)
+    raise ParameterError(
+        f"`validation_share` must be None for {name}, which has a validation split "
+        f"that no metric is reported on; got {share:g}."
+    )
+
+
+def _task_folder(name: str, task: Task, where: Path) -> Path:
+    for folder in task.folders:
+        if (where / folder / "train.parquet").is_file():
+            return where / folder
+    raise ParameterError(
+        f"`data_dir` must hold {task.folders[0]}/train.parquet for the task {name!r}; "
+        f"{str(where)!r} does not. Without `data_dir` it is loaded from the Hugging "
+        "Face hub."
+    )
+
+
+def _from_file(path: Path, task: Task) -> Split:
+    columns = read_columns(path, [*task.columns, task.label])
+    return _split(task, [columns[name] for name in task.columns], columns[task.label])
+
+
+def _split(
+    task: Task, columns: Sequence[Sequence[Any]], labels: Sequence[Any]
+) -> Split:
+    texts = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+    tagged = task.kind == "token"
+    checked = [
+        check_text(text, row, tagged=tagged) for row, text in enumerate(texts, start=1)
+    ]
+    highest = len(task.classes) - 1
+    plain: list[Any] = [tuple(x) if tagged else int(x) for x in labels]
+    largest = max(max(x, default=0) if tagged else x for x in plain)
+    if largest > highest:
+        raise ParameterError(
+            f"`{task.label}` must be at most {highest}; got {largest}. Is this another "
+            "data set?"
+        )
+    return Split(checked, plain)
+
+
+def _from_hub(name: str, task: Task) -> dict[str, Split]:
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise ParameterError(
+            f"`data_dir` is needed for the task {name!r}, or the extra that loads it "
+            "from the hub: pip install 'coulomb[hf]'."
+        ) from error
+    try:
+        loaded = load_dataset(*task.hub)
+    except Exception as error:  # the hub's client raises errors of many libraries
+        raise CoulombError(
+            f"The Hugging Face hub did not give {'/'.join(task.hub)}: {error}. Pass "
+            "`data_dir`, or try again."
+        ) from error
+    return {
+        part: _split(
+            task,
+            [list(loaded[part][column]) for column in task.columns],
+            list(loaded[part][task.label]),
+        )
+        for part in _SPLITS
+        if part in loaded
+    }

@@ -1,0 +1,392 @@
+"""Texts to token ids: WordPiece vocabularies, and splits as one long row of tokens."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers.trainers import WordPieceTrainer
+from torch import Tensor
+
+from coulomb._support.errors import FileFormatError, ParameterError
+from coulomb.text._rows import Text
+from coulomb.text.batches import IGNORED, TokenBatch
+from coulomb.text.corpora import Split
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_NEEDED = ("[UNK]", "[CLS]", "[SEP]")
+_ALPHABET = 1000  # characters that a vocabulary of one's own knows
+_AT_ONCE = 2048  # texts that are tokenised together
+
+
+class Vocabulary:
+    """A WordPiece vocabulary and how texts are cut before it is looked up.
+
+    Parameters
+    ----------
+    tokenizer
+        Of the library `tokenizers`, with the post-processor of `vocabulary_of`.
+
+    Examples
+    --------
+    >>> vocabulary = train_vocabulary(["a fine film", "a dull film"], size=40)
+    >>> vocabulary.encode(["a film"], max_length=8)[0].tolist()[0] == vocabulary.cls
+    True
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        known = tokenizer.get_vocab()
+        missing = [token for token in _NEEDED if token not in known]
+        if missing:
+            raise FileFormatError(
+                f"The vocabulary has no {' and no '.join(missing)}; it must have "
+                f"{', '.join(_NEEDED)}."
+            )
+        self.unknown, self.cls, self.end = (known[token] for token in _NEEDED)
+        self.size = max(known.values()) + 1
+
+    def encode(self, texts: Sequence[Text], max_length: int) -> list[np.ndarray]:
+        """Cut texts into tokens, `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`.
+
+        Parameters
+        ----------
+        texts
+            Strings, or pairs of strings.
+        max_length
+            The longest sequence; the longer part of a pair is cut first.
+
+        Returns
+        -------
+        list of numpy.ndarray
+            Token ids of each text.
+        """
+        self._tokenizer.enable_truncation(max_length, strategy="longest_first")
+        found = []
+        for begin in range(0, len(texts), _AT_ONCE):
+            part = list(texts[begin : begin + _AT_ONCE])
+            encodings = self._tokenizer.encode_batch(part)
+            found += [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
+        return found
+
+    def encode_words(
+        self, texts: Sequence[Text], max_length: int
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Cut words into tokens, and say where each word begins.
+
+        Parameters
+        ----------
+        texts
+            Tuples of words.
+        max_length
+            The longest sequence.
+
+        Returns
+        -------
+        list of tuple
+            Token ids; and the place of each word's first token, -1 for a word that was
+            cut off or has no token.
+        """
+        self._tokenizer.enable_truncation(max_length)
+        found = []
+        for begin in range(0, len(texts), _AT_ONCE):
+            part = [list(words) for words in texts[begin : begin + _AT_ONCE]]
+            encodings = self._tokenizer.encode_batch(part, is_pretokenized=True)
+            for words, encoding in zip(part, encodings, strict=True):
+                first = np.full(len(words), -1)
+                # From the back, so that the first token of a word is what stays.
+                for place in range(len(encoding.word_ids) - 1, -1, -1):
+                    word = encoding.word_ids[place]
+                    if word is not None:
+                        first[word] = place
+                found.append((np.array(encoding.ids, dtype=np.int64), first))
+        return found
+
+    def to_json(self) -> str:
+        """Write the vocabulary down.
+
+        Returns
+        -------
+        str
+            The JSON of the library `tokenizers`.
+        """
+        self._tokenizer.no_truncation()
+        return str(self._tokenizer.to_str(pretty=False))
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "The vocabulary") -> "Vocabulary":
+        """Read what `to_json` wrote.
+
+        Parameters
+        ----------
+        text
+            The JSON.
+        source
+            Where it is from, for the message.
+
+        Returns
+        -------
+        Vocabulary
+            The same.
+        """
+        try:
+            tokenizer = Tokenizer.from_str(text)
+        except Exception as error:  # the library raises nothing more special
+            raise FileFormatError(
+                f"{source} is not a tokenizer of the library `tokenizers`: {error}."
+            ) from error
+        tokenizer.no_padding()
+        return cls(tokenizer)
+
+
+def vocabulary_of(tokens: dict[str, int], *, lower_case: bool = True) -> Vocabulary:
+    """Build BERT's way of cutting texts around a WordPiece vocabulary.
+
+    Parameters
+    ----------
+    tokens
+        Numbers of the tokens.
+    lower_case
+        Whether texts are lower-cased and stripped of accents first.
+
+    Returns
+    -------
+    Vocabulary
+        Ready to encode.
+    """
+    for token in _NEEDED:
+        if token not in tokens:
+            raise FileFormatError(f"The vocabulary has no {token}.")
+    tokenizer = Tokenizer(models.WordPiece(tokens, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.add_special_tokens([token for token in SPECIAL if token in tokens])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B [SEP]",
+        special_tokens=[(token, tokens[token]) for token in ("[CLS]", "[SEP]")],
+    )
+    return Vocabulary(tokenizer)
+
+
+def read_vocabulary(path: str | Path, *, lower_case: bool = True) -> Vocabulary:
+    """Read a vocabulary: `vocab.txt`, one token a line, or a `tokenizer.json`.
+
+    Parameters
+    ----------
+    path
+        The file.
+    lower_case
+        For `vocab.txt`; a `tokenizer.json` knows for itself.
+
+    Returns
+    -------
+    Vocabulary
+        Ready to encode.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise FileFormatError(f"{path} is not UTF-8: {error}.") from error
+    if path.suffix == ".json":
+        return Vocabulary.from_json(text, str(path))
+    lines = text.split("\n")
+    tokens = {line.rstrip("\r"): number for number, line in enumerate(lines) if line}
+    try:
+        return vocabulary_of(tokens, lower_case=lower_case)
+    except FileFormatError as error:
+        raise FileFormatError(f"{path}: {error}") from error
+
+
+def find_vocabulary(folder: Path | None) -> Path | None:
+    """Look for BERT's vocabulary in a folder of data sets.
+
+    Parameters
+    ----------
+    folder
+        The folder, or None.
+
+    Returns
+    -------
+    Path or None
+        The file, if it is there.
+    """
+    if folder is None:
+        return None
+    for name in ("bert-base-uncased/vocab.txt", "vocab.txt"):
+        if (folder / name).is_file():
+            return folder / name
+    return None
+
+
+def train_vocabulary(
+    texts: Iterable[Text], *, size: int, lower_case: bool = True
+) -> Vocabulary:
+    """Make a WordPiece vocabulary from texts.
+
+    The same texts give the same vocabulary: pieces inside words are numbered before the
+    library would number them in the order of a hash table.
+
+    Parameters
+    ----------
+    texts
+        Strings, pairs or words.
+    size
+        Tokens it may have, special ones and single characters included.
+    lower_case
+        Whether texts are lower-cased and stripped of accents first.
+
+    Returns
+    -------
+    Vocabulary
+        Ready to encode.
+    """
+    strings = [
+        part for text in texts for part in ((text,) if isinstance(text, str) else text)
+    ]
+    blank = vocabulary_of(
+        {token: i for i, token in enumerate(SPECIAL)}, lower_case=lower_case
+    )._tokenizer
+    counts: Counter[str] = Counter()
+    for string in strings:
+        counts.update(blank.normalizer.normalize_str(string))
+    common = sorted(counts, key=lambda c: (-counts[c], c))
+    alphabet = sorted(c for c in common[:_ALPHABET] if not c.isspace())
+    if not alphabet:
+        raise ParameterError("`texts` must hold some characters; got none.")
+    inside = [f"##{character}" for character in alphabet]
+    trainer = WordPieceTrainer(
+        vocab_size=max(size, len(SPECIAL) + 2 * len(alphabet)),
+        min_frequency=2,
+        show_progress=False,
+        special_tokens=[*SPECIAL, *inside],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+    )
+    blank.train_from_iterator(strings, trainer)
+    return vocabulary_of(blank.get_vocab(), lower_case=lower_case)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenRows:
+    """A split as one long row of token ids.
+
+    Parameters
+    ----------
+    token_ids
+        All tokens, one text after another.
+    offsets
+        Where texts begin and end.
+    labels
+        A class per text, or per token (`IGNORED` where there is none); None if not
+        known.
+    first
+        For tagging: the place of the first token of every word in `token_ids`, -1 for
+        words without one.
+    word_offsets
+        For tagging: where the words of each text begin and end in `first`.
+    """
+
+    token_ids: Tensor
+    offsets: Tensor
+    labels: Tensor | None = None
+    first: Tensor | None = None
+    word_offsets: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each text."""
+        return self.offsets.diff()
+
+    def batch(self, rows: Tensor) -> TokenBatch:
+        """Put some texts one after another.
+
+        Parameters
+        ----------
+        rows
+            Their numbers.
+
+        Returns
+        -------
+        TokenBatch
+            In the order asked for.
+        """
+        lengths = self.lengths[rows]
+        ends = lengths.cumsum(0)
+        bounds = torch.cat([ends.new_zeros(1), ends])
+        shift = self.offsets[rows] - bounds[:-1]
+        places = torch.arange(int(bounds[-1])) + shift.repeat_interleave(lengths)
+        labels = self.labels
+        if labels is not None:
+            labels = labels[rows] if self.first is None else labels[places]
+        return TokenBatch(self.token_ids[places], bounds, labels)
+
+    def renumber(self, kept: Tensor, unknown: int) -> "TokenRows":
+        """Give the tokens the numbers they have in a trimmed vocabulary.
+
+        Parameters
+        ----------
+        kept
+            Sorted ids of the vocabulary's tokens.
+        unknown
+            The number that tokens outside it get.
+
+        Returns
+        -------
+        TokenRows
+            With other token ids.
+        """
+        places = torch.searchsorted(kept, self.token_ids).clamp_max(len(kept) - 1)
+        ids = places.where(kept[places] == self.token_ids, torch.tensor(unknown))
+        return replace(self, token_ids=ids)
+
+
+def encode_split(
+    vocabulary: Vocabulary, split: Split, *, kind: str, max_length: int
+) -> TokenRows:
+    """Turn a split into token ids.
+
+    Parameters
+    ----------
+    vocabulary
+        What to cut texts with.
+    split
+        The texts and maybe their labels.
+    kind
+        "sequence" or "token".
+    max_length
+        The longest sequence.
+
+    Returns
+    -------
+    TokenRows
+        Labels of words are on their first tokens.
+    """
+    if kind == "sequence":
+        rows = vocabulary.encode(split.texts, max_length)
+        labels = None if split.labels is None else torch.tensor(list(split.labels))
+        return TokenRows(*_joined(rows), labels)
+    pairs = vocabulary.encode_words(split.texts, max_length)
+    token_ids, offsets = _joined([row for row, _ in pairs])
+    starts, word_offsets = _joined([first for _, first in pairs])
+    shift = offsets[:-1].repeat_interleave(word_offsets.diff())
+    first = torch.where(starts >= 0, starts + shift, starts)
+    tags = None
+    if split.labels is not None:
+        words = torch.tensor([tag for tags in split.labels for tag in tags])
+        tags = torch.full_like(token_ids, IGNORED)
+        tags[first[first >= 0]] = words[first >= 0]
+    return TokenRows(token_ids, offsets, tags, first, word_offsets)
+
+
+def _joined(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+    lengths = torch.tensor([0, *(len(row) for row in rows)])
+    flat = np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64)
+    return torch.from_numpy(flat.astype(np.int64)), lengths.cumsum(0)

@@ -1,0 +1,148 @@
+"""The rows of the paper's tables: which attention, which map, what Phase A does.
+
+Every row is one name, never a class. Nothing heavy is imported before one is built.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from coulomb._support.errors import unknown_name
+
+if TYPE_CHECKING:
+    from coulomb.attention.encoder import AttentionFactory
+    from coulomb.text.settings import TextSettings
+
+# The paper's maps, and the law their particles start from.
+_MAPS = {
+    "favor": ("favor", "gaussian"),
+    "elu": ("elu", "gaussian"),
+    "softplus": ("softplus", "gaussian"),
+    "sigmoid2": ("sigmoid2", "gaussian"),
+    "softmaxfeat": ("softmaxfeat", "gaussian"),
+    "cos2": ("cos2", "gaussian"),
+    "porf-softplus": ("softplus", "orthogonal"),
+}
+# What becomes of the particles between their draw and Phase B.
+_PHASES = {"vanilla": "none", "kernel": "align", "control": "control", "noise": "noise"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row: what attends, and what Phase A does to its particles.
+
+    Parameters
+    ----------
+    name
+        Of the row.
+    layer
+        "kernel", "softmax", "performer" or "linformer".
+    feature_map, law
+        Of a kernel layer.
+    qkv
+        "learned" projections of queries and keys, or "shared", `Q = K = reshape(x)`.
+    phase_a
+        "none"; "align"; "control", the norms of aligned particles without their
+        alignment; "noise", Phase A without the alignment's gradient.
+    """
+
+    name: str
+    layer: str
+    feature_map: str = ""
+    law: str = ""
+    qkv: str = "learned"
+    phase_a: str = "none"
+
+
+def _rows() -> dict[str, Variant]:
+    rows = {
+        "softmax": Variant("softmax", "softmax"),
+        "favor-wqwk": Variant("favor-wqwk", "kernel", "favor", "gaussian"),
+        "performer": Variant("performer", "performer"),
+        "linformer": Variant("linformer", "linformer"),
+    }
+    for prefix, phase in _PHASES.items():
+        for short, (feature_map, law) in _MAPS.items():
+            name = f"{prefix}-{short}"
+            rows[name] = Variant(name, "kernel", feature_map, law, "shared", phase)
+    return rows
+
+
+VARIANTS = _rows()
+PAPER_ROWS = tuple(
+    name for name in VARIANTS if not name.startswith(("control-", "noise-"))
+)
+
+
+def find_variant(name: str) -> Variant:
+    """Give a row by its name.
+
+    Parameters
+    ----------
+    name
+        Such as "kernel-softmaxfeat".
+
+    Returns
+    -------
+    Variant
+        The row.
+
+    Examples
+    --------
+    >>> find_variant("vanilla-cos2").feature_map
+    'cos2'
+    >>> len(PAPER_ROWS)
+    18
+    """
+    if name not in VARIANTS:
+        raise unknown_name("attention", name, VARIANTS)
+    return VARIANTS[name]
+
+
+def attention_factory(settings: "TextSettings") -> "AttentionFactory":
+    """Make what builds the attention layers of a row.
+
+    Parameters
+    ----------
+    settings
+        Which row, and its sizes.
+
+    Returns
+    -------
+    AttentionFactory
+        For `KernelEncoder`.
+    """
+    from functools import partial
+
+    from coulomb.attention.baselines import Linformer, Performer, SoftmaxAttention
+    from coulomb.attention.layers import KernelAttention
+    from coulomb.dynamics.initial import Gaussian, Orthogonal
+    from coulomb.features import feature_maps
+
+    row = find_variant(settings.attention)
+    if row.layer == "softmax":
+        return SoftmaxAttention
+    if row.layer == "performer":
+        return partial(
+            Performer,
+            n_features=settings.n_features,
+            redraw_every=settings.redraw_every,
+        )
+    if row.layer == "linformer":
+        return partial(
+            Linformer, max_length=settings.max_length, rank=settings.linformer_rank
+        )
+    tempered = row.feature_map not in ("favor", "cos2")
+    options = {"temperature": settings.feature_temperature} if tempered else {}
+    feature_map = feature_maps.build(row.feature_map, **options)
+    head_dim = settings.width // settings.n_heads
+    variance = settings.start_norm**2 / head_dim
+    if feature_map.imitates_softmax or not variance:
+        variance = 1.0
+    law = (Gaussian if row.law == "gaussian" else Orthogonal)(variance)
+    return partial(
+        KernelAttention,
+        feature_map=feature_map,
+        n_features=settings.n_features,
+        qkv=row.qkv,
+        start=law,
+    )

@@ -1,0 +1,231 @@
+"""Both phases: what is learned, what repeats, what controls do."""
+
+import math
+
+import pytest
+import torch
+from text_cases import (
+    reviews,
+    tagged,
+    tiny_corpus,
+    tiny_settings,
+    tiny_vocabulary,
+)
+
+from coulomb._support.errors import CoulombError
+from coulomb.text import VARIANTS, Split, build_corpus, train, train_vocabulary
+from coulomb.text._setup import set_up
+from coulomb.text.batches import padded_logits
+from coulomb.text.phases import alignment_batches, run_phase_a
+from coulomb.text.scoring import log_probabilities, score_split, word_classes
+from coulomb.text.tokens import encode_split
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return tiny_corpus()
+
+
+@pytest.fixture(scope="module")
+def vocabulary(corpus):
+    return tiny_vocabulary(corpus)
+
+
+def train_tiny(corpus, vocabulary, **changes):
+    return train(corpus, tiny_settings(**changes), vocabulary, progress=False)
+
+
+def test_it_learns(corpus, vocabulary):
+    trained = train_tiny(corpus, vocabulary, epochs=12, lr=5e-3)
+    assert trained.metrics["metrics"]["accuracy"] >= 0.9
+    losses = [row["loss"] for row in trained.history if row["phase"] == "B"]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_row_trains(name, corpus, vocabulary):
+    trained = train_tiny(corpus, vocabulary, attention=name, epochs=2)
+    phases = [row["phase"] for row in trained.history]
+    assert ("A" in phases) == (VARIANTS[name].phase_a == "align" or "control" in name)
+    assert phases.count("B") == 2
+    assert trained.metrics["alignment"].get("kind", "none") == VARIANTS[name].phase_a
+
+
+def test_a_seed_decides_everything(corpus, vocabulary):
+    runs = [train_tiny(corpus, vocabulary, seed=seed).weights for seed in (1, 1, 2)]
+    assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
+    assert not all(torch.equal(runs[0][name], runs[2][name]) for name in runs[0])
+
+
+def test_the_best_epoch_is_the_earliest_of_the_best(corpus, vocabulary):
+    trained = train_tiny(corpus, vocabulary, epochs=6, lr=5e-3, align_after=0)
+    rows = [row for row in trained.history if row["phase"] == "B"]
+    accuracies = [row["validation_accuracy"] for row in rows]
+    assert trained.metrics["best_epoch"] == 1 + accuracies.index(max(accuracies))
+    assert trained.metrics["chosen_by"]["validation"] == max(accuracies)
+    # Metrics are those of the weights that are kept.
+    assert trained.metrics["metrics"]["accuracy"] == max(accuracies)
+
+
+def test_an_epoch_before_phase_a_is_never_the_best(corpus, vocabulary):
+    trained = train_tiny(corpus, vocabulary, epochs=3, align_after=2)
+    assert trained.metrics["best_epoch"] == 3
+
+
+def test_phase_a_interrupts_phase_b_where_it_is_asked_to(corpus, vocabulary):
+    trained = train_tiny(corpus, vocabulary, epochs=3, align_after=1)
+    phases = "".join(row["phase"] for row in trained.history)
+    assert phases.startswith("BA")
+    assert phases.endswith("ABB")
+
+
+def test_rows_share_their_draws_until_phase_a(corpus, vocabulary):
+    """A Kernel row is paired with its Vanilla row: same start, batches, dropout."""
+    pair = [
+        train_tiny(corpus, vocabulary, attention=name, epochs=2, align_after=1)
+        for name in ("vanilla-softmaxfeat", "kernel-softmaxfeat")
+    ]
+    first = [
+        next(row for row in trained.history if row["phase"] == "B") for trained in pair
+    ]
+    assert first[0]["loss"] == first[1]["loss"]
+
+
+def test_more_epochs_for_few_texts(corpus, vocabulary):
+    trained = train_tiny(corpus, vocabulary, epochs=2, min_steps=20)
+    last = trained.history[-1]
+    assert (last["epoch"], last["step"]) == (4, 24)
+
+
+def test_phase_b_leaves_the_particles(corpus, vocabulary):
+    name = "layers.0.attention.particles"
+    settings = tiny_settings(attention="vanilla-softplus")
+    start = set_up(corpus, settings, vocabulary).model.state_dict()[name].clone()
+    trained = train(corpus, settings, vocabulary, progress=False)
+    assert torch.equal(trained.weights[name], start)
+
+
+@pytest.mark.parametrize("radius", [1.0, math.inf])
+def test_controls_have_the_norms_and_not_the_alignment(radius, corpus, vocabulary):
+    """Norms of the aligned particles (or of the projected start), directions of the
+    start, whatever the labels say."""
+    changes = {"align_radius": radius, "start_norm": 2.0, "align_epochs": 2.0}
+    found = {}
+    for kind in ("vanilla", "kernel", "control", "noise"):
+        settings = tiny_settings(attention=f"{kind}-softmaxfeat", **changes)
+        setup = set_up(corpus, settings, vocabulary)
+        run_phase_a(setup, None, lambda record: None)
+        found[kind] = setup.model.layers[0].attention.particles.detach().clone()
+    start = found["vanilla"]
+    cosine = torch.cosine_similarity(found["control"], start, dim=-1)
+    assert float(cosine.min()) > 1 - 1e-5
+    norms = found["control"].norm(dim=-1)
+    if math.isinf(radius):
+        assert torch.allclose(norms, found["kernel"].norm(dim=-1), rtol=1e-4)
+    else:
+        assert torch.allclose(norms, start.norm(dim=-1).clamp_max(radius), rtol=1e-4)
+    assert not torch.allclose(found["noise"], found["kernel"], atol=1e-3)
+    assert not torch.allclose(found["kernel"], start, atol=1e-3)
+
+
+def test_phase_a_uses_the_labels_of_texts_once_each(corpus, vocabulary):
+    rows = encode_split(
+        vocabulary, corpus.split("train"), kind="sequence", max_length=24
+    )
+    batches = alignment_batches(rows, 16, seed=0)
+    assert sum(len(labels) for _, _, labels in batches) == len(rows)
+    assert sum(int(mask.sum()) for _, mask, _ in batches) == len(rows.token_ids)
+
+
+def test_rare_tokens_are_all_the_unknown_one(corpus, vocabulary):
+    """A token that training does not know has the row of the unknown token, in the
+    weights too, so that prediction needs no list of tokens."""
+    settings = tiny_settings(rare_tokens=2)
+    setup = set_up(corpus, settings, vocabulary)
+    table = setup.whole()["token_embedding.weight"]
+    unseen = [i for i in range(vocabulary.size) if i not in setup.kept.tolist()]
+    assert unseen
+    assert torch.equal(table[unseen], table[vocabulary.unknown].expand(len(unseen), -1))
+    # The trimmed model and the whole one say the same.
+    setup.full.load_state_dict(setup.whole())
+    split = corpus.split("validation")
+    raw = encode_split(vocabulary, split, kind="sequence", max_length=24)
+    trimmed = log_probabilities(setup.model, setup.rows["validation"])
+    assert torch.allclose(log_probabilities(setup.full, raw), trimmed, atol=1e-6)
+
+
+def test_every_token_stays_itself_without_rare_tokens(corpus, vocabulary):
+    setup = set_up(corpus, tiny_settings(rare_tokens=0), vocabulary)
+    before = setup.full.state_dict()["token_embedding.weight"].clone()
+    assert torch.equal(setup.whole()["token_embedding.weight"], before)
+
+
+def test_scores_do_not_depend_on_company(corpus, vocabulary):
+    """Sorted, packed and evaluated together, a text is scored as when it is alone."""
+    setup = set_up(corpus, tiny_settings(), vocabulary)
+    rows = setup.rows["validation"]
+    together = log_probabilities(setup.model, rows)
+    setup.model.eval()
+    for number in (0, 7, 11):
+        with torch.no_grad():
+            alone = padded_logits(setup.model, rows.batch(torch.tensor([number])))
+        assert torch.allclose(alone.log_softmax(-1)[0], together[number], atol=1e-5)
+
+
+def test_tagging_end_to_end():
+    corpus = build_corpus("names", tagged(80), validation_share=0.25)
+    vocabulary = train_vocabulary(corpus.split("train").texts, size=150)
+    trained = train_tiny(corpus, vocabulary, epochs=10, lr=5e-3)
+    found = trained.metrics["metrics"]
+    assert found["entity_f1"] > 0.9
+    assert set(found["entity_f1_by_type"]) == {"PER"}
+    rows = [row for row in trained.history if row["phase"] == "B"]
+    assert trained.metrics["chosen_by"]["validation"] == max(
+        row["validation_entity_f1"] for row in rows
+    )
+
+
+def test_words_that_were_cut_off_count_as_outside():
+    """The score of a tagger is over all words of the data, not over those it saw."""
+    corpus = build_corpus("names", tagged(40), validation_share=0.25)
+    vocabulary = train_vocabulary(corpus.split("train").texts, size=150)
+    settings = tiny_settings(max_length=4)
+    setup = set_up(corpus, settings, vocabulary)
+    split = corpus.split("validation")
+    rows = setup.rows["validation"]
+    scores = log_probabilities(setup.model, rows)
+    tags = word_classes(rows, scores, corpus.classes.index("O"))
+    assert [len(row) for row in tags] == [6] * len(split)
+    found = score_split(setup.model, rows, split, corpus.classes)
+    assert found["entities"] == len(split)
+
+
+def test_pairs_train():
+    texts, labels = reviews(80)
+    pairs = [(text, "and a film") for text in texts]
+    corpus = build_corpus("pairs", (pairs, labels), validation_share=0.2)
+    vocabulary = train_vocabulary(pairs, size=150)
+    assert train_tiny(corpus, vocabulary).metrics["rows"] == 16
+
+
+def test_a_loss_that_explodes_is_told(corpus, vocabulary):
+    with pytest.raises(CoulombError, match="smaller `lr`"):
+        train_tiny(corpus, vocabulary, lr=1e30, warm_up_share=0.0, attention="softmax")
+
+
+def test_tensorboard_logs(tmp_path, corpus, vocabulary):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing import event_accumulator
+
+    settings = tiny_settings()
+    train(corpus, settings, vocabulary, progress=False, log_dir=tmp_path)
+    events = event_accumulator.EventAccumulator(str(tmp_path))
+    events.Reload()
+    names = events.Tags()["scalars"]
+    assert {"loss", "validation/accuracy", "phase_a/alignment"} <= set(names)
+    assert len(events.Scalars("validation/accuracy")) == 3
+
+
+def test_splits_without_labels_can_be_encoded(corpus, vocabulary):
+    rows = encode_split(vocabulary, Split(["a film"]), kind="sequence", max_length=8)
+    assert rows.batch(torch.tensor([0])).labels is None
