@@ -1,0 +1,225 @@
+"""`coulomb reproduce` and `coulomb claims`: the paper's tables, figures, sentences."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coulomb._support.errors import CoulombError, ParameterError
+
+if TYPE_CHECKING:
+    from coulomb.experiments.claims import Result
+    from coulomb.experiments.paper import Check
+
+_ALL = "noise, strength, budget, runtime, text, meanfield or deviations"
+_STYLES = {"holds": "green", "does not hold": "red", "not tested here": "dim"}
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help=f"The experiment: {_ALL}.")],
+    preset: Annotated[
+        str, typer.Option(help="smoke (seconds), paper, or full (more trials).")
+    ] = "paper",
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Workers, each with one thread.")
+    ] = 1,
+    out: Annotated[
+        Path, typer.Option(help="Folder of the records; finished jobs are kept.")
+    ] = Path("results"),
+    task: Annotated[
+        list[str] | None,
+        typer.Option(help="Text data set, for text and budget; may be repeated."),
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(envvar="COULOMB_DATA", help="Folder of the text data sets."),
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Also write summary tables to this folder.")
+    ] = None,
+) -> None:
+    """Repeat a table or figure of the paper, with the controls it lacks.
+
+    Every job adds its records to `OUT/NAME/records.jsonl` when it is done. Interrupted,
+    the same command goes on where it stopped. The numbers do not depend on `--jobs`.
+
+    **Examples**
+
+    `coulomb reproduce noise --preset smoke`
+
+    `coulomb reproduce strength --jobs 2 --out results`
+
+    `coulomb reproduce text --task rotten_tomatoes --data-dir data --jobs 2`
+    """
+    from coulomb.experiments import Settings, load_records
+    from coulomb.experiments.runner import run_experiment
+    from coulomb.experiments.tables import write_tables
+
+    settings = Settings(preset, tuple(task or ()), data_dir)
+    try:
+        account = run_experiment(name, out, settings, n_jobs=jobs)
+    except KeyboardInterrupt:
+        typer.echo(
+            f"Interrupted; finished jobs are in {out / name}. The same command goes on "
+            "from there.",
+            err=True,
+        )
+        raise typer.Exit(130) from None
+    typer.echo(
+        f"{name}: {account.planned} jobs, {account.found} found, {account.done} done, "
+        f"{len(account.failures)} failed. Records: {out / name}"
+    )
+    records = load_records(out / name)
+    _print_summary(name, records)
+    if csv is not None:
+        for path in write_tables(csv, {name: records}):
+            typer.echo(f"Table: {path}")
+    if account.failures:
+        raise CoulombError(
+            f"{len(account.failures)} jobs failed; run the command again to retry. The "
+            f"first: {account.failures[0]}"
+        )
+
+
+def claims(
+    out: Annotated[
+        Path, typer.Argument(help="Folder of the records of `coulomb reproduce`.")
+    ] = Path("results"),
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write everything to this file.")
+    ] = None,
+) -> None:
+    """Hold the paper's claims against our records.
+
+    Each claim is shown with the paper's number, ours (with the paper's constants and
+    with our defaults), the paired difference with its standard error, and a verdict.
+    Below them is what the paper's tables say about themselves. Claims whose records
+    are missing are "not tested here".
+
+    **Examples**
+
+    `coulomb claims results`
+
+    `coulomb claims results --json claims.json`
+    """
+    from coulomb._support.files import write_json
+    from coulomb.experiments import load_experiments
+    from coulomb.experiments.claims import judge_claims
+    from coulomb.experiments.paper import check_paper
+
+    if not out.is_dir():
+        raise ParameterError(
+            f"`out` must be a folder of records; there is none at {str(out)!r}. "
+            "`coulomb reproduce NAME --out DIR` makes one."
+        )
+    results = judge_claims(load_experiments(out))
+    checks = check_paper()
+    _print_claims(results)
+    _print_checks(checks)
+    counts: dict[str, int] = {}
+    for result in results:
+        for finding in result.findings:
+            counts[finding.verdict.value] = counts.get(finding.verdict.value, 0) + 1
+    typer.echo(", ".join(f"{count} {word}" for word, count in counts.items()) + ".")
+    if json is not None:
+        write_json(json, _plain(results, checks))
+        typer.echo(f"Numbers: {json}")
+
+
+def _print_summary(name: str, records: Any) -> None:
+    from rich.table import Table
+
+    from coulomb.experiments.summary import summarise
+    from coulomb.experiments.tables import METRICS
+
+    metric = METRICS.get(name, ("accuracy",))[0]
+    varied = ("task", "noise", "n_samples", "n_components", "n_features")
+    table = Table(title=f"{name}: {metric}")
+    summaries = summarise(records, metric)
+    shown = [v for v in varied if len({s.row.get(v) for s in summaries}) > 1]
+    for header in (*shown, "row", "mean", "standard error", "n"):
+        table.add_column(header, justify="left" if header == "row" else "right")
+    ordered = sorted(summaries, key=lambda s: [str(s.row.get(v)) for v in shown])
+    for each in ordered:
+        cells = [str(each.row.get(v)) for v in shown]
+        error = f"{each.standard_error:.4f}" if each.n > 1 else ""
+        table.add_row(*cells, each.title, f"{each.mean:.4f}", error, str(each.n))
+    _console().print(table)
+
+
+def _print_claims(results: "list[Result]") -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from coulomb.experiments.claims import words
+
+    table = Table(title="The paper's claims", show_lines=True)
+    headers = ("claim", "paper", "constants", "ours", "difference", "verdict", "note")
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    for result in results:
+        for number, finding in enumerate(result.findings):
+            style = _STYLES[finding.verdict.value]
+            first = number == 0
+            table.add_row(
+                escape(result.claim.text) if first else "",
+                escape(result.claim.paper) if first else "",
+                finding.constants,
+                escape(finding.ours),
+                words(finding.difference) if finding.difference else "",
+                f"[{style}]{finding.verdict.value}[/{style}]",
+                escape(finding.note),
+            )
+    _console().print(table)
+
+
+def _print_checks(checks: "list[Check]") -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="What the paper's tables say about themselves")
+    for header in ("check", "found", "anomaly"):
+        table.add_column(header, overflow="fold")
+    for check in checks:
+        word = "yes" if check.confirmed else "no"
+        table.add_row(escape(check.title), escape(check.found), word)
+    _console().print(table)
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 160)
+
+
+def _plain(results: "list[Result]", checks: "list[Check]") -> dict[str, Any]:
+    return {
+        "claims": [
+            {
+                "name": result.claim.name,
+                "source": result.claim.source,
+                "text": result.claim.text,
+                "paper": result.claim.paper,
+                "findings": [
+                    {
+                        "constants": finding.constants,
+                        "ours": finding.ours,
+                        "difference": _difference(finding.difference),
+                        "verdict": finding.verdict.value,
+                        "note": finding.note,
+                    }
+                    for finding in result.findings
+                ],
+            }
+            for result in results
+        ],
+        "checks": [check._asdict() for check in checks],
+    }
+
+
+def _difference(difference: Any) -> dict[str, Any] | None:
+    if difference is None:
+        return None
+    values = difference._asdict()
+    return {name: None if value != value else value for name, value in values.items()}

@@ -1,0 +1,118 @@
+"""What an experiment is: a plan of jobs, and a way to run one."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coulomb._support.errors import unknown_name
+from coulomb._support.registry import Registry
+from coulomb.experiments.records import Job
+
+PRESETS = ("smoke", "paper", "full")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a job found for one row on one split.
+
+    Parameters
+    ----------
+    metrics
+        Numbers by name; they depend on the job alone.
+    seconds
+        Times by name; they depend on the machine.
+    split
+        Where the metrics were measured.
+    control
+        None for the row itself, "norm-matched" or "noise-only" for its controls.
+    extra
+        Further plain data, such as curves.
+    """
+
+    metrics: dict[str, float]
+    seconds: dict[str, float] = field(default_factory=dict)
+    split: str = "test"
+    control: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user chooses about a plan, and what is no part of a job's identity.
+
+    Parameters
+    ----------
+    preset
+        "smoke", "paper" or "full".
+    tasks
+        Text data sets, for the experiments that use text.
+    data_dir
+        Folder of the data sets; jobs do not depend on where it is.
+    """
+
+    preset: str = "paper"
+    tasks: tuple[str, ...] = ()
+    data_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS:
+            raise unknown_name("preset", self.preset, PRESETS)
+
+
+class AbstractExperiment(ABC):
+    """One table or figure of the paper."""
+
+    title: str
+    """What the experiment shows, as the title of a figure."""
+
+    @abstractmethod
+    def plan(self, settings: Settings) -> list[Job]:
+        """List the jobs.
+
+        Parameters
+        ----------
+        settings
+            The preset and the tasks.
+
+        Returns
+        -------
+        list of dict
+            Plain data; every job is there once.
+        """
+
+    @abstractmethod
+    def run(self, job: Job, settings: Settings) -> Sequence[Outcome]:
+        """Do one job.
+
+        Parameters
+        ----------
+        job
+            One of the plan.
+        settings
+            For the data folder.
+
+        Returns
+        -------
+        sequence of Outcome
+            One for each row and split; the metrics depend on the job alone.
+        """
+
+    def extras(self, settings: Settings) -> dict[str, Callable[[], Any]]:
+        """Name further files beside the records; most experiments have none.
+
+        Parameters
+        ----------
+        settings
+            The preset.
+
+        Returns
+        -------
+        dict
+            For each file name what computes its content, plain data for JSON.
+        """
+        return {}
+
+
+experiments: Registry[AbstractExperiment] = Registry("name")

@@ -1,0 +1,288 @@
+"""What the paper claims, what our records say to it, and a verdict."""
+
+import enum
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from coulomb.experiments.records import Record
+from coulomb.experiments.summary import Difference, select, values_of
+
+Evidence = Mapping[str, Sequence[Record]]
+"""Records by the name of their experiment."""
+
+
+class Verdict(enum.StrEnum):
+    """What becomes of a claim."""
+
+    HOLDS = "holds"
+    FAILS = "does not hold"
+    UNTESTED = "not tested here"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What our records say to a claim, with one set of constants.
+
+    Parameters
+    ----------
+    ours
+        Our number, in words.
+    difference
+        The paired difference the verdict rests on, if it rests on one.
+    verdict
+        Whether the claim holds.
+    note
+        What a reader must know.
+    constants
+        "paper", "default", or "tables" for the paper's own numbers.
+    """
+
+    ours: str
+    difference: Difference | None
+    verdict: Verdict
+    note: str = ""
+    constants: str = ""
+
+
+Test = Callable[[Evidence, str], Finding | None]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence of the paper.
+
+    Parameters
+    ----------
+    name
+        A short name.
+    source
+        Where the sentence stands: a label or a section of the paper.
+    text
+        The claim.
+    paper
+        The paper's number, in words.
+    test
+        Takes the records and the constants; None if records are missing.
+    constants
+        The sets of constants it is tested with.
+    needs
+        The experiment it needs.
+    """
+
+    name: str
+    source: str
+    text: str
+    paper: str
+    test: Test
+    constants: tuple[str, ...]
+    needs: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """A claim with what was found.
+
+    Parameters
+    ----------
+    claim
+        The sentence.
+    findings
+        One for each set of constants.
+    """
+
+    claim: Claim
+    findings: tuple[Finding, ...]
+
+
+_MODULES = ("claims_synthetic", "claims_strength", "claims_text", "claims_theory")
+_CLAIMS: list[Claim] = []
+
+
+def claim(
+    name: str,
+    *,
+    source: str,
+    text: str,
+    paper: str = "no number",
+    needs: str,
+    constants: tuple[str, ...] = ("paper", "default"),
+) -> Callable[[Test], Test]:
+    """Register the decorated test as that of a claim.
+
+    Parameters
+    ----------
+    name, source, text, paper, needs, constants
+        As in `Claim`.
+
+    Returns
+    -------
+    Callable
+        A decorator that returns its argument unchanged.
+    """
+
+    def register(test: Test) -> Test:
+        _CLAIMS.append(Claim(name, source, text, paper, test, constants, needs))
+        return test
+
+    return register
+
+
+def all_claims() -> list[Claim]:
+    """List the claims, in the order of the paper.
+
+    Returns
+    -------
+    list of Claim
+        About thirty.
+
+    Examples
+    --------
+    >>> all_claims()[0].name
+    'moderate-noise-fixed'
+    """
+    for name in _MODULES:
+        import_module(f"coulomb.experiments.{name}")
+    # Stable, and the same whichever module was imported first.
+    return sorted(
+        _CLAIMS, key=lambda each: _MODULES.index(each.test.__module__.split(".")[-1])
+    )
+
+
+def judge_claims(evidence: Evidence) -> list[Result]:
+    """Hold every claim against the records.
+
+    Parameters
+    ----------
+    evidence
+        Records by experiment; what is missing gives "not tested here".
+
+    Returns
+    -------
+    list of Result
+        One for each claim.
+
+    Examples
+    --------
+    >>> {f.verdict.value for r in judge_claims({}) for f in r.findings}
+    {'not tested here'}
+    """
+    results = []
+    for each in all_claims():
+        findings = []
+        for constants in each.constants:
+            found = each.test(evidence, constants) if each.needs in evidence else None
+            if found is None:
+                note = f"Needs `coulomb reproduce {each.needs}`."
+                found = Finding("", None, Verdict.UNTESTED, note)
+            findings.append(
+                Finding(
+                    found.ours, found.difference, found.verdict, found.note, constants
+                )
+            )
+        results.append(Result(each, tuple(findings)))
+    return results
+
+
+def gain(difference: Difference, note: str = "", *, ours: str = "") -> Finding | None:
+    """Judge a claim of a gain: it holds two standard errors above zero.
+
+    Parameters
+    ----------
+    difference
+        What should be positive.
+    note
+        For the reader.
+    ours
+        Our numbers in words.
+
+    Returns
+    -------
+    Finding or None
+        None if fewer than two trials were compared.
+
+    Examples
+    --------
+    >>> gain(Difference(0.03, 0.01, 10)).verdict.value
+    'holds'
+    >>> gain(Difference(0.01, 0.01, 10)).verdict.value
+    'does not hold'
+    """
+    if difference.n < 2:
+        return None
+    holds = difference.mean > 0 and difference.distinct
+    if not holds and not difference.distinct:
+        note = f"{note} Within two standard errors of zero.".strip()
+    verdict = Verdict.HOLDS if holds else Verdict.FAILS
+    return Finding(ours, difference, verdict, note)
+
+
+def versus(ours: Sequence[Record], theirs: Sequence[Record], metric: str) -> str:
+    """Write two means side by side.
+
+    Parameters
+    ----------
+    ours, theirs
+        Records of two rows.
+    metric
+        As in `coulomb.experiments.summary.values_of`.
+
+    Returns
+    -------
+    str
+        Such as "0.6845 against 0.6330".
+    """
+    means = [
+        float(np.mean([value for _, value in values_of(rows, metric)] or [math.nan]))
+        for rows in (ours, theirs)
+    ]
+    return f"{means[0]:.4f} against {means[1]:.4f}"
+
+
+def words(difference: Difference) -> str:
+    """Write a difference with its standard error.
+
+    Parameters
+    ----------
+    difference
+        Any.
+
+    Returns
+    -------
+    str
+        Such as "+0.0123 ± 0.0045".
+
+    Examples
+    --------
+    >>> words(Difference(0.01234, 0.0045, 10))
+    '+0.0123 ± 0.0045'
+    """
+    if math.isnan(difference.standard_error):
+        return f"{difference.mean:+.4f}"
+    return f"{difference.mean:+.4f} ± {difference.standard_error:.4f}"
+
+
+def learned(records: Sequence[Record], constants: str, **wanted: Any) -> list[Record]:
+    """Pick the learned row of the synthetic study.
+
+    Parameters
+    ----------
+    records
+        Of `noise`, `budget` or `runtime`.
+    constants
+        Whose; the paper's row has strength 0.5.
+    **wanted
+        Further entries of the job.
+
+    Returns
+    -------
+    list of Record
+        On the paper's design, without controls unless one is asked for.
+    """
+    strength = 0.5 if constants == "paper" else None
+    entries: dict[str, Any] = {"control": None, "strength": strength, "design": 42}
+    return select(records, method="langevin", constants=constants, **(entries | wanted))

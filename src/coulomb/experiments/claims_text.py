@@ -1,0 +1,241 @@
+"""Claims about text classification."""
+
+import numpy as np
+
+from coulomb.experiments.claims import (
+    Evidence,
+    Finding,
+    Verdict,
+    claim,
+    gain,
+    versus,
+    words,
+)
+from coulomb.experiments.paper import MAPS, TASKS, kernel_minus_vanilla, paper_value
+from coulomb.experiments.records import Record
+from coulomb.experiments.summary import (
+    Difference,
+    by_trial,
+    mean_difference,
+    paired,
+    select,
+    summarise,
+)
+
+_NAMES = {"sst2": "SST-2", "qqp": "QQP", "rotten_tomatoes": "Rotten Tomatoes"}
+_LOWER = ("log_loss", "brier", "ece", "ece_paper")
+_Q_EQUALS_K = tuple(f"{kind}-{name}" for name in MAPS for kind in ("vanilla", "kernel"))
+_BAGS = ("unigrams", "nb-bigrams")
+
+
+def _rows(evidence: Evidence, task: str, constants: str) -> list[Record]:
+    return select(evidence["text"], task=task, constants=constants)
+
+
+def _pair(
+    evidence: Evidence, task: str, constants: str, row: str, other: str, metric: str
+) -> Difference:
+    rows = select(_rows(evidence, task, constants), control=None)
+    ours, theirs = select(rows, method=row), select(rows, method=other)
+    difference = paired(ours, theirs, metric)
+    sign = -1 if metric in _LOWER else 1
+    return difference._replace(mean=sign * difference.mean)
+
+
+def _controls(
+    evidence: Evidence, task: str, constants: str, row: str, metric: str
+) -> str:
+    rows = select(_rows(evidence, task, constants), method=row)
+    told = [
+        f"{control} {words(paired(select(rows, control=None), control_rows, metric))}"
+        for control in ("norm-matched", "noise-only")
+        if (control_rows := select(rows, control=control))
+    ]
+    return f"Minus its controls: {', '.join(told)}." if told else ""
+
+
+def _mean_gain(task: str) -> None:
+    mean, error = kernel_minus_vanilla(task)
+
+    @claim(
+        f"kernel-helps-{task}",
+        source=f"tab:{task}_detailed_metrics",
+        text=f"On {_NAMES[task]}, Phase A improves accuracy, averaged over the maps.",
+        paper=f"{mean:+.4f} ± {error:.4f} over maps, one run each",
+        needs="text",
+    )
+    def _(evidence: Evidence, constants: str) -> Finding | None:
+        rows = select(_rows(evidence, task, constants), control=None)
+        gaps: dict[object, list[float]] = {}
+        for name in MAPS:
+            ours = by_trial(select(rows, method=f"kernel-{name}"), "accuracy")
+            theirs = by_trial(select(rows, method=f"vanilla-{name}"), "accuracy")
+            for trial in ours:
+                if trial in theirs:
+                    gaps.setdefault(trial, []).append(ours[trial] - theirs[trial])
+        whole = [float(np.mean(g)) for g in gaps.values() if len(g) == len(MAPS)]
+        return gain(mean_difference(whole), "Mean over maps, paired by seed.")
+
+
+def _gain_of(task: str, row: str, metric: str, text: str) -> None:
+    other = row.replace("kernel", "vanilla", 1)
+    before, after = (paper_value(task, name, metric) for name in (other, row))
+
+    @claim(
+        f"{row}-{metric}-{task}".replace("_", "-"),
+        source=f"tab:{task}_detailed_metrics",
+        text=f"On {_NAMES[task]}, {text}",
+        paper=f"{before:.4f} to {after:.4f}",
+        needs="text",
+    )
+    def _(evidence: Evidence, constants: str) -> Finding | None:
+        difference = _pair(evidence, task, constants, row, other, metric)
+        note = _controls(evidence, task, constants, row, metric)
+        rows = select(_rows(evidence, task, constants), control=None)
+        told = versus(select(rows, method=row), select(rows, method=other), metric)
+        return gain(difference, note, ours=told)
+
+
+def _best_of(
+    task: str, row: str, metric: str, text: str, rows: tuple[str, ...] = ()
+) -> None:
+    @claim(
+        f"best-{metric}-{task}".replace("_", "-"),
+        source=f"tab:{task}_detailed_metrics",
+        text=f"On {_NAMES[task]}, {text}",
+        paper=f"{paper_value(task, row, metric):.4f}",
+        needs="text",
+    )
+    def _(evidence: Evidence, constants: str) -> Finding | None:
+        records = select(_rows(evidence, task, constants), control=None)
+        if rows:
+            records = select(records, method=rows)
+        means = {
+            each.row["method"]: each.mean
+            for each in summarise(records, metric)
+            if each.row["method"] not in _BAGS
+        }
+        if row not in means or len(means) < 2:
+            return None
+        pick = min if metric in _LOWER else max
+        others = {name: mean for name, mean in means.items() if name != row}
+        rival = pick(others, key=lambda name: others[name])
+        difference = _pair(evidence, task, constants, row, rival, metric)
+        ours = f"{means[row]:.4f}; best other {rival} {others[rival]:.4f}"
+        return gain(difference, "Against the best other row.", ours=ours)
+
+
+for _task in TASKS:
+    _mean_gain(_task)
+_best_of(
+    "sst2",
+    "kernel-porf-softplus",
+    "accuracy",
+    "Kernel-porf-softplus has the best accuracy.",
+)
+_best_of(
+    "sst2", "kernel-porf-softplus", "mcc", "Kernel-porf-softplus has the best MCC."
+)
+_best_of("sst2", "kernel-favor", "ece", "Kernel-favor has the lowest ECE.")
+_best_of("sst2", "kernel-cos2", "brier", "Kernel-cos2 has the lowest Brier score.")
+_gain_of("sst2", "kernel-elu", "accuracy", "Kernel-elu improves accuracy.")
+_gain_of("sst2", "kernel-elu", "log_loss", "Kernel-elu reduces the log loss.")
+_gain_of(
+    "sst2", "kernel-softmaxfeat", "accuracy", "Kernel-softmaxfeat improves accuracy."
+)
+_best_of(
+    "qqp",
+    "kernel-softmaxfeat",
+    "accuracy",
+    "Kernel-softmaxfeat is the strongest model with Q = K.",
+    _Q_EQUALS_K,
+)
+_gain_of(
+    "qqp", "kernel-softmaxfeat", "log_loss", "Kernel-softmaxfeat reduces the log loss."
+)
+_gain_of(
+    "qqp", "kernel-softmaxfeat", "brier", "Kernel-softmaxfeat reduces the Brier score."
+)
+for _metric in ("accuracy", "mcc", "log_loss", "brier"):
+    _best_of(
+        "rotten_tomatoes",
+        "kernel-softmaxfeat",
+        _metric,
+        f"Kernel-softmaxfeat has the best {_metric.replace('_', ' ')}.",
+    )
+_gain_of(
+    "rotten_tomatoes",
+    "kernel-softmaxfeat",
+    "accuracy",
+    "Kernel-softmaxfeat improves accuracy.",
+)
+
+
+@claim(
+    "doubles-training-time",
+    source="Effect of Kernel Learning",
+    text="Phase A roughly doubles the training time.",
+    paper="1.8 to 2.1 times",
+    needs="text",
+)
+def _(evidence: Evidence, constants: str) -> Finding | None:
+    ratios = []
+    for task in TASKS:
+        rows = select(_rows(evidence, task, constants), control=None)
+        for name in MAPS:
+            ours = by_trial(select(rows, method=f"kernel-{name}"), "seconds.cpu")
+            theirs = by_trial(select(rows, method=f"vanilla-{name}"), "seconds.cpu")
+            ratios += [ours[t] / theirs[t] for t in ours if t in theirs]
+    if len(ratios) < 2:
+        return None
+    middle = float(np.median(ratios))
+    verdict = Verdict.HOLDS if 1.5 <= middle <= 2.5 else Verdict.FAILS
+    return Finding(f"{middle:.2f} times (median)", None, verdict)
+
+
+def _beats_bags(task: str) -> None:
+    best = max(
+        paper_value(task, name, "accuracy") for name in ("softmax", *_Q_EQUALS_K)
+    )
+
+    @claim(
+        f"above-bag-of-words-{task}",
+        source=f"tab:{task}_detailed_metrics",
+        text=f"On {_NAMES[task]}, the paper's best row beats a bag of words (the paper "
+        "shows no such baseline).",
+        paper=f"{best:.4f}",
+        needs="text",
+        constants=("tables",),
+    )
+    def _(evidence: Evidence, constants: str) -> Finding | None:
+        bags = select(evidence["text"], task=task, method=_BAGS)
+        if not bags:
+            return None
+        top = max(bags, key=lambda record: record.metrics["accuracy"])
+        gap = best - top.metrics["accuracy"]
+        verdict = Verdict.HOLDS if gap > 0 else Verdict.FAILS
+        ours = f"{top.job['method']} {top.metrics['accuracy']:.4f} on {top.split}"
+        return Finding(ours, Difference(gap, float("nan"), 1), verdict)
+
+
+for _task in TASKS:
+    _beats_bags(_task)
+
+
+@claim(
+    "objective-sees-labels",
+    source="alignment for attention kernel",
+    text="Alignment attracts particles to features that explain the labels.",
+    needs="text",
+)
+def _(evidence: Evidence, constants: str) -> Finding | None:
+    rows = select(evidence["text"], method="label-blindness", constants=constants)
+    found = [record.metrics["cosine"] for record in rows]
+    if not found:
+        return None
+    cosine = float(np.mean(found))
+    verdict = Verdict.HOLDS if cosine < 0.5 else Verdict.FAILS
+    note = (
+        "Cosine of the gradients with true and with shuffled labels; 1 is label-blind."
+    )
+    return Finding(f"{cosine:.3f}", None, verdict, note)

@@ -1,0 +1,255 @@
+"""The published numbers, and what they say about themselves."""
+
+import csv
+import math
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from coulomb._support.errors import unknown_name
+from coulomb.experiments.fits import PowerLaw, fit_power_law
+
+TABLES = ("sst2", "qqp", "rotten_tomatoes", "runtime", "power_laws", "datasets")
+TASKS = ("sst2", "qqp", "rotten_tomatoes")
+MAPS = ("favor", "elu", "softplus", "sigmoid2", "softmaxfeat", "cos2", "porf-softplus")
+_DIGITS = 5e-5  # half of the last printed digit
+# Accuracies of the public dev and test splits that the tables may be multiples of.
+_ROWS = {"sst2": 872, "rotten_tomatoes": 1066}
+
+
+class Check(NamedTuple):
+    """One thing the published tables say about themselves."""
+
+    title: str
+    found: str
+    confirmed: bool
+
+
+@cache
+def _read(name: str) -> tuple[tuple[tuple[str, Any], ...], ...]:
+    source = files("coulomb.experiments").joinpath("paper_values", f"{name}.csv")
+    return tuple(
+        tuple((key, _number(value)) for key, value in row.items())
+        for row in csv.DictReader(source.read_text().splitlines())
+    )
+
+
+def paper_table(name: str) -> list[dict[str, Any]]:
+    """Read a published table.
+
+    Parameters
+    ----------
+    name
+        One of `TABLES`.
+
+    Returns
+    -------
+    list of dict
+        One for each line, numbers as numbers.
+
+    Examples
+    --------
+    >>> len(paper_table("sst2")), paper_table("sst2")[0]["accuracy"]
+    (18, 0.805)
+    """
+    if name not in TABLES:
+        raise unknown_name("table", name, TABLES)
+    return [dict(row) for row in _read(name)]
+
+
+def paper_value(table: str, row: str, metric: str) -> float:
+    """Look up one published number.
+
+    Parameters
+    ----------
+    table
+        A task.
+    row
+        A row, such as "kernel-elu".
+    metric
+        A column.
+
+    Returns
+    -------
+    float
+        The number.
+
+    Examples
+    --------
+    >>> paper_value("qqp", "kernel-softmaxfeat", "log_loss")
+    0.4354
+    """
+    for line in paper_table(table):
+        if line["row"] == row:
+            return float(line[metric])
+    raise unknown_name("row", row, [line["row"] for line in paper_table(table)])
+
+
+def kernel_minus_vanilla(task: str, metric: str = "accuracy") -> tuple[float, float]:
+    """Average the gain of Phase A over the seven feature maps.
+
+    Parameters
+    ----------
+    task
+        One of the three text tasks.
+    metric
+        A column.
+
+    Returns
+    -------
+    tuple
+        Mean and standard error over the maps.
+
+    Examples
+    --------
+    >>> mean, error = kernel_minus_vanilla("qqp")
+    >>> round(mean, 4), round(error, 4)
+    (0.0062, 0.0016)
+    """
+    gaps = [
+        paper_value(task, f"kernel-{m}", metric)
+        - paper_value(task, f"vanilla-{m}", metric)
+        for m in MAPS
+    ]
+    return float(np.mean(gaps)), float(np.std(gaps, ddof=1) / math.sqrt(len(gaps)))
+
+
+def is_multiple(value: float, rows: int) -> bool:
+    """Whether a printed accuracy can be a count of right answers over `rows`.
+
+    Parameters
+    ----------
+    value
+        Printed with four digits.
+    rows
+        How many answers there are.
+
+    Returns
+    -------
+    bool
+        True if some count gives the printed digits.
+
+    Examples
+    --------
+    >>> is_multiple(0.8050, 872), is_multiple(0.8044, 872)
+    (True, False)
+    """
+    return abs(round(value * rows) / rows - value) <= _DIGITS * 1.001
+
+
+def impossible_calibration(task: str) -> list[str]:
+    """List the rows whose ECE exceeds the root of their Brier score, which none can.
+
+    By Jensen's inequality `ECE <= mean |p - correct| <= sqrt(mean (p - correct)^2)`,
+    and for two classes the last is the root of the Brier score.
+
+    Parameters
+    ----------
+    task
+        One of the three text tasks.
+
+    Returns
+    -------
+    list of str
+        Names of rows.
+
+    Examples
+    --------
+    >>> len(impossible_calibration("qqp"))
+    18
+    """
+    return [
+        line["row"]
+        for line in paper_table(task)
+        if line["ece"] - _DIGITS > math.sqrt(line["brier"] + _DIGITS)
+    ]
+
+
+def published_power_laws() -> dict[str, tuple[PowerLaw, dict[str, Any]]]:
+    """Fit the published seconds again, beside the published fits.
+
+    Returns
+    -------
+    dict
+        By method: our fit of their table, and the line of their table of fits.
+    """
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for line in paper_table("runtime"):
+        curves.setdefault(line["method"], []).append(
+            (line["n_samples"], line["seconds"])
+        )
+    printed = {line["method"]: line for line in paper_table("power_laws")}
+    return {
+        method: (fit_power_law(*zip(*points, strict=True)), printed[method])
+        for method, points in curves.items()
+    }
+
+
+def check_paper() -> list[Check]:
+    """Check the published tables against themselves.
+
+    Returns
+    -------
+    list of Check
+        Each with what was found; `confirmed` if the anomaly is there.
+    """
+    checks = []
+    for task, rows in _ROWS.items():
+        values = [line["accuracy"] for line in paper_table(task)]
+        hits = sum(is_multiple(value, rows) for value in values)
+        checks.append(
+            Check(
+                f"{task}: every accuracy is a multiple of 1/{rows}, a single run, "
+                "not a mean over three seeds" + (" (dev split)" * (task == "sst2")),
+                f"{hits} of {len(values)}; one in three means of three runs is one",
+                hits == len(values),
+            )
+        )
+    for task in TASKS:
+        bad = impossible_calibration(task)
+        checks.append(
+            Check(
+                f"{task}: ECE above the root of the Brier score, which no ECE can be",
+                f"{len(bad)} of 18 rows",
+                bool(bad),
+            )
+        )
+    same = [
+        f"{task} {line['row']}"
+        for task in TASKS
+        for line in paper_table(task)
+        if line["log_loss"] == line["accuracy"]
+    ]
+    checks.append(
+        Check(
+            "log loss printed equal to accuracy", ", ".join(same) or "none", bool(same)
+        )
+    )
+    for task in TASKS:
+        mean, error = kernel_minus_vanilla(task)
+        checks.append(
+            Check(
+                f"{task}: the mean gain of Phase A is within two standard errors of 0",
+                f"{mean:+.4f} ± {error:.4f} over seven maps",
+                abs(mean) < 2 * error,
+            )
+        )
+    best = max(paper_table("qqp"), key=lambda line: line["accuracy"])["row"]
+    checks.append(
+        Check(
+            "qqp: the text calls softmax the strongest; its own table has another best "
+            "accuracy",
+            f"best accuracy: {best}",
+            best != "softmax",
+        )
+    )
+    return checks
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -1,0 +1,253 @@
+"""Records: one line of JSON for every finished job, never changed afterwards."""
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from coulomb._support.errors import FileFormatError
+
+Job = dict[str, Any]
+"""Plain data that say all about a piece of work: method, constants, seed, trial, ..."""
+
+FILE = "records.jsonl"
+FRAMES = "frames.json"
+_FIELDS = {
+    "experiment": str,
+    "job": dict,
+    "key": str,
+    "split": str,
+    "metrics": dict,
+    "seconds": dict,
+    "environment": dict,
+    "version": str,
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one job gave on one split.
+
+    Parameters
+    ----------
+    experiment
+        Its name.
+    job
+        The row, as plain data. "method" and "constants" ("paper" or "default") say
+        what was done, "control" is None, "norm-matched" or "noise-only", the other
+        entries are settings, "seed" fixes everything drawn, "trial" pairs rows.
+    key
+        The hash of the piece of work that gave the record; a learned row and its
+        controls come from one piece of work and share it.
+    split
+        Where the metrics were measured.
+    metrics
+        Numbers by name.
+    seconds
+        Wall-clock and CPU times by name.
+    environment
+        Versions and machine.
+    version
+        Of this package.
+    extra
+        Further plain data, such as curves.
+    """
+
+    experiment: str
+    job: Job
+    key: str
+    split: str
+    metrics: dict[str, float]
+    seconds: dict[str, float]
+    environment: dict[str, Any]
+    version: str
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def job_key(experiment: str, job: Mapping[str, Any]) -> str:
+    """Hash a job: the same on every machine and for every order of its parts.
+
+    Parameters
+    ----------
+    experiment
+        The experiment's name.
+    job
+        Plain data.
+
+    Returns
+    -------
+    str
+        Sixteen hexadecimal digits.
+
+    Examples
+    --------
+    >>> job_key("noise", {"seed": 1, "noise": 0.1}) == job_key(
+    ...     "noise", {"noise": 0.1, "seed": 1}
+    ... )
+    True
+    """
+    text = json.dumps([experiment, job], sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def append_records(path: Path, records: Iterable[Record]) -> None:
+    """Add records to a file, each as one line, all in one write.
+
+    Parameters
+    ----------
+    path
+        The file; it is made if it is not there.
+    records
+        What to add.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "noise" / FILE
+    >>> found = {"accuracy": 0.7}
+    >>> record = Record("noise", {"seed": 0}, "ab", "test", found, {}, {}, "1.0")
+    >>> append_records(path, [record])
+    >>> load_records(path) == [record]
+    True
+    """
+    lines = []
+    for record in records:
+        content = {
+            name: part for name, part in asdict(record).items() if name != "extra"
+        }
+        if record.extra:
+            content["extra"] = record.extra
+        lines.append(json.dumps(content, sort_keys=True, allow_nan=False) + "\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write("".join(lines).encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load_records(path: Path) -> list[Record]:
+    """Read a file of records, in an order that does not depend on who was first.
+
+    A last line that an interruption cut short is left out. Of two records of the same
+    row and split the later counts.
+
+    Parameters
+    ----------
+    path
+        A file of records, or a folder that holds one.
+
+    Returns
+    -------
+    list of Record
+        Sorted by job; empty if there is no file.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / FILE
+    if not path.exists():
+        return []
+    found: dict[tuple[str, str, str], Record] = {}
+    content = path.read_bytes()
+    lines = content.split(b"\n")
+    # What comes after the last newline was being written when the run ended.
+    for number, line in enumerate(lines[:-1], start=1):
+        record = _read_line(path, number, line)
+        found[record.key, str(record.job.get("control")), record.split] = record
+    return sorted(found.values(), key=_order)
+
+
+def load_experiments(out: Path) -> dict[str, list[Record]]:
+    """Read the records of every experiment in a folder.
+
+    Parameters
+    ----------
+    out
+        The folder given to `coulomb reproduce --out`.
+
+    Returns
+    -------
+    dict
+        Records by the name of the experiment.
+    """
+    folders = sorted(path.parent for path in Path(out).glob(f"*/{FILE}"))
+    return {folder.name: load_records(folder) for folder in folders}
+
+
+def cut_torn_line(path: Path) -> None:
+    r"""Take away a last line that an interruption cut short.
+
+    Parameters
+    ----------
+    path
+        A file of records; nothing happens if it is not there or whole.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / FILE
+    >>> _ = path.write_text('{"whole": 1}\n{"to')
+    >>> cut_torn_line(path)
+    >>> path.read_text()
+    '{"whole": 1}\n'
+    """
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        content = file.read()
+        end = content.rfind(b"\n") + 1
+        if end < len(content):
+            file.truncate(end)
+
+
+@cache
+def _environment() -> dict[str, Any]:
+    packages = ("numpy", "scipy", "scikit-learn", "torch", "numba")
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processors": os.cpu_count(),
+        **{name: version(name) for name in packages},
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Describe this machine and the packages that numbers depend on.
+
+    Returns
+    -------
+    dict
+        Plain data.
+    """
+    return dict(_environment())
+
+
+def _read_line(path: Path, number: int, line: bytes) -> Record:
+    place = f"{path}, line {number}"
+    try:
+        content = json.loads(line)
+    except ValueError as error:
+        raise FileFormatError(
+            f"{place}: not a record but {line[:40]!r}; delete the line and run the "
+            "experiment again."
+        ) from error
+    if not isinstance(content, dict):
+        raise FileFormatError(f"{place}: a record must be an object; got {content!r}.")
+    for name, kind in _FIELDS.items():
+        if not isinstance(content.get(name), kind):
+            raise FileFormatError(
+                f"{place}: `{name}` must be a {kind.__name__}; got "
+                f"{content.get(name)!r}."
+            )
+    extra = content.get("extra", {})
+    return Record(**{name: content[name] for name in _FIELDS}, extra=extra)
+
+
+def _order(record: Record) -> tuple[str, str]:
+    row = json.dumps([record.experiment, record.job], sort_keys=True)
+    return row, record.split

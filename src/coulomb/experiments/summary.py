@@ -1,0 +1,321 @@
+"""From records to tidy rows: means, standard errors, paired differences."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from coulomb.experiments.records import Job, Record
+
+# What tells repetitions of one row apart; designs beyond the paper's are repetitions.
+REPETITION = ("seed", "trial", "design")
+MATCHED = ("noise", "n_samples", "n_features", "n_components", "task")
+_PAPER_DESIGN = 42
+_TITLES = {
+    "logistic": "logistic regression",
+    "svm": "RBF SVM",
+    "svm-cv": "RBF SVM, bandwidth by cross-validation",
+    "fixed": "random Fourier features",
+    "orthogonal": "orthogonal random features",
+    "multiple-kernels": "multiple-kernel learning",
+    "importance": "importance sampling",
+    "langevin": "learned particles",
+}
+CONTROLS = {
+    "norm-matched": "control: same norms, no alignment",
+    "noise-only": "control: noise only",
+}
+
+
+class Summary(NamedTuple):
+    """One row of a table over its repetitions."""
+
+    row: Job  # everything of the job but its repetition
+    title: str
+    mean: float
+    standard_error: float
+    standard_deviation: float
+    n: int
+
+
+class Difference(NamedTuple):
+    """A paired difference over trials."""
+
+    mean: float
+    standard_error: float
+    n: int
+
+    @property
+    def distinct(self) -> bool:
+        """Whether zero lies more than two standard errors away."""
+        return self.n > 1 and abs(self.mean) > 2 * self.standard_error
+
+
+def row_of(record: Record) -> Job:
+    """Take away what tells repetitions apart.
+
+    Parameters
+    ----------
+    record
+        Any record.
+
+    Returns
+    -------
+    dict
+        The job without seed and trial; "design" is "fresh" beyond the paper's.
+    """
+    row = {name: part for name, part in record.job.items() if name not in REPETITION}
+    if record.job.get("design", _PAPER_DESIGN) != _PAPER_DESIGN:
+        row["design"] = "fresh"
+    return row
+
+
+def row_title(job: Mapping[str, Any]) -> str:
+    """Name a row for people.
+
+    Parameters
+    ----------
+    job
+        A job or what `row_of` gives.
+
+    Returns
+    -------
+    str
+        Method, constants and control.
+
+    Examples
+    --------
+    >>> row_title({"method": "langevin", "constants": "paper", "strength": 0.5})
+    "learned particles, the paper's constants, lambda = 0.5"
+    >>> row_title({"method": "svm", "constants": "paper", "gamma": 0.5})
+    'RBF SVM, gamma = 0.5'
+    """
+    method = str(job["method"])
+    parts = [_TITLES.get(method, method)]
+    if "gamma" in job:
+        parts.append(f"gamma = {job['gamma']:g}")
+    if method in ("langevin", "importance", "fixed"):
+        whose = {"paper": "the paper's constants", "default": "our defaults"}
+        parts.append(whose.get(str(job.get("constants")), str(job.get("constants"))))
+    if method == "langevin" and "strength" in job:
+        parts.append(f"lambda = {job['strength']:g}")
+        if job.get("exponent"):
+            parts.append(f"Riesz s = {job['exponent']:g}")
+    if job.get("control"):
+        parts.append(CONTROLS.get(str(job["control"]), str(job["control"])))
+    return ", ".join(parts)
+
+
+def values_of(records: Iterable[Record], metric: str) -> list[tuple[Record, float]]:
+    """Pick a number out of every record that has it.
+
+    Parameters
+    ----------
+    records
+        Of one experiment.
+    metric
+        A name of `metrics`, or "seconds.NAME" for a time.
+
+    Returns
+    -------
+    list of tuple
+        Records with their number.
+    """
+    kind, _, name = metric.rpartition(".")
+    found = []
+    for record in records:
+        content = record.seconds if kind == "seconds" else record.metrics
+        if content.get(name) is not None:
+            found.append((record, float(content[name])))
+    return found
+
+
+def summarise(records: Iterable[Record], metric: str) -> list[Summary]:
+    """Average a metric over the repetitions of every row and split.
+
+    Parameters
+    ----------
+    records
+        Of one experiment.
+    metric
+        As in `values_of`.
+
+    Returns
+    -------
+    list of Summary
+        In the order of the rows; the standard error of a single number is NaN.
+
+    Examples
+    --------
+    >>> def made(trial, accuracy):
+    ...     job = {"method": "svm", "trial": trial, "seed": trial}
+    ...     return Record("noise", job, "", "test", {"accuracy": accuracy}, {}, {}, "1")
+    >>> found = summarise([made(0, 0.6), made(1, 0.8)], "accuracy")[0]
+    >>> round(found.mean, 3), round(found.standard_error, 3), found.n
+    (0.7, 0.1, 2)
+    """
+    groups: dict[str, tuple[Job, list[float]]] = {}
+    for record, value in values_of(records, metric):
+        row = row_of(record) | {"split": record.split}
+        name = json.dumps(row, sort_keys=True)
+        groups.setdefault(name, (row, []))[1].append(value)
+    found = []
+    for row, values in groups.values():
+        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+        error = deviation / math.sqrt(len(values))
+        mean = float(np.mean(values))
+        found.append(Summary(row, row_title(row), mean, error, deviation, len(values)))
+    return found
+
+
+def select(records: Iterable[Record], **wanted: Any) -> list[Record]:
+    """Keep the records whose job has these entries.
+
+    Parameters
+    ----------
+    records
+        Any.
+    **wanted
+        Entries of the job; a tuple or list means any of its members. A job without
+        an entry has None for it.
+
+    Returns
+    -------
+    list of Record
+        Those that match all.
+    """
+
+    def matches(job: Job) -> bool:
+        for name, value in wanted.items():
+            allowed = value if isinstance(value, tuple | list) else (value,)
+            if job.get(name) not in allowed:
+                return False
+        return True
+
+    return [record for record in records if matches(record.job)]
+
+
+def by_trial(
+    records: Iterable[Record], metric: str, *, level: Sequence[str] = ()
+) -> dict[tuple[Any, ...], float]:
+    """Average a metric over everything but the trial, and the entries of `level`.
+
+    Parameters
+    ----------
+    records
+        Of one row, perhaps over several settings such as noise levels.
+    metric
+        As in `values_of`.
+    level
+        Entries of the job that are kept apart.
+
+    Returns
+    -------
+    dict
+        Means by `(trial, design, *level)`.
+    """
+    groups: dict[tuple[Any, ...], list[float]] = {}
+    for record, value in values_of(records, metric):
+        job = record.job
+        place = (job.get("trial"), job.get("design"), *(job.get(n) for n in level))
+        groups.setdefault(place, []).append(value)
+    return {place: float(np.mean(values)) for place, values in groups.items()}
+
+
+def mean_difference(values: Iterable[float]) -> Difference:
+    """Average differences, with the standard error of the mean.
+
+    Parameters
+    ----------
+    values
+        One difference for each trial.
+
+    Returns
+    -------
+    Difference
+        NaN where there are too few.
+
+    Examples
+    --------
+    >>> mean_difference([0.1, 0.3])
+    Difference(mean=0.2, standard_error=0.1, n=2)
+    """
+    found = np.array(list(values), dtype=np.float64)
+    if not found.size:
+        return Difference(math.nan, math.nan, 0)
+    error = math.nan
+    if found.size > 1:
+        error = float(found.std(ddof=1) / math.sqrt(found.size))
+    return Difference(round(float(found.mean()), 12), round(error, 12), found.size)
+
+
+def paired(
+    ours: Iterable[Record],
+    theirs: Iterable[Record],
+    metric: str,
+    *,
+    match: Sequence[str] = MATCHED,
+) -> Difference:
+    """Compare two sets of records trial by trial.
+
+    Records are compared at the same trial and the same entries of `match`; differences
+    are then averaged inside each trial, for trials of different noise share random
+    numbers, so that only trials count as repetitions.
+
+    Parameters
+    ----------
+    ours, theirs
+        Records of two rows.
+    metric
+        As in `values_of`.
+    match
+        Entries of the job that must agree.
+
+    Returns
+    -------
+    Difference
+        Mean of ours minus theirs over the trials that both have.
+    """
+    a, b = (by_trial(rows, metric, level=match) for rows in (ours, theirs))
+    trials: dict[tuple[Any, ...], list[float]] = {}
+    for place in a:
+        if place in b:
+            trials.setdefault(place[:2], []).append(a[place] - b[place])
+    return mean_difference(float(np.mean(trials[t])) for t in sorted(trials, key=str))
+
+
+def compare_controls(records: Sequence[Record], metric: str) -> list[dict[str, Any]]:
+    """Compare every learned row with its two controls, trial by trial.
+
+    Parameters
+    ----------
+    records
+        Of one experiment.
+    metric
+        As in `values_of`.
+
+    Returns
+    -------
+    list of dict
+        The row, its title, "control" and the difference learned minus control.
+    """
+    rows: dict[str, Job] = {}
+    for record in records:
+        if record.job.get("control"):
+            row = row_of(record)
+            rows.setdefault(json.dumps(row, sort_keys=True), row)
+    found = []
+    for row in rows.values():
+        same = [r for r in records if _same(row_of(r), row)]
+        learned = [r for r in same if r.job["control"] is None]
+        control = [r for r in same if r.job["control"] == row["control"]]
+        gap = paired(learned, control, metric)
+        title = row_title(row | {"control": None})
+        found.append({**row, "title": title, "metric": metric, **gap._asdict()})
+    return found
+
+
+def _same(first: Job, second: Job) -> bool:
+    return (first | {"control": None}) == (second | {"control": None})

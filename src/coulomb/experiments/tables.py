@@ -1,0 +1,147 @@
+"""Tidy tables of every experiment, as rows and as CSV."""
+
+import csv
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from coulomb._support.files import write_whole
+from coulomb.experiments.fits import power_laws
+from coulomb.experiments.records import Record
+from coulomb.experiments.summary import Summary, compare_controls, summarise
+
+# What is worth a table of its own.
+METRICS = {
+    "noise": ("expected_accuracy", "accuracy", "f1", "bayes_accuracy", "seconds.total"),
+    "strength": ("expected_accuracy", "accuracy", "f1", "bayes_accuracy"),
+    "budget": ("expected_accuracy", "accuracy", "f1", "bayes_accuracy"),
+    "runtime": ("seconds.total", "seconds.cpu", "expected_accuracy"),
+    "text": ("accuracy", "mcc", "log_loss", "brier", "ece", "ece_paper", "roc_auc"),
+    "meanfield": ("w1_exponent", "w2_exponent", "observable_exponent"),
+    "deviations": ("slope", "rate", "free_energy", "free_energy_limit"),
+}
+
+
+def experiment_tables(
+    name: str, records: Sequence[Record]
+) -> dict[str, list[dict[str, Any]]]:
+    """Make the tables of an experiment.
+
+    Parameters
+    ----------
+    name
+        The experiment.
+    records
+        Its records.
+
+    Returns
+    -------
+    dict
+        "summary" (one line for each row and metric), "controls" (learned minus
+        control, paired) and, for `runtime`, "power_laws"; empty tables are left out.
+    """
+    metrics = METRICS.get(name, ("accuracy",))
+    summary = [
+        {"metric": metric, **row}
+        for metric in metrics
+        for row in as_table(summarise(records, metric))
+    ]
+    judged = "accuracy" if name == "text" else "expected_accuracy"
+    tables = {"summary": summary, "controls": compare_controls(records, judged)}
+    if name == "runtime":
+        tables["power_laws"] = power_laws(records)
+    return {title: rows for title, rows in tables.items() if rows}
+
+
+def write_tables(folder: Path, found: Mapping[str, Sequence[Record]]) -> list[Path]:
+    """Write the tables of all experiments as CSV.
+
+    Parameters
+    ----------
+    folder
+        Where to write `EXPERIMENT-TABLE.csv`.
+    found
+        Records by experiment.
+
+    Returns
+    -------
+    list of Path
+        The files.
+    """
+    written = []
+    for name, records in found.items():
+        for title, rows in experiment_tables(name, records).items():
+            path = Path(folder) / f"{name}-{title.replace('_', '-')}.csv"
+            write_csv(path, rows)
+            written.append(path)
+    return written
+
+
+def as_table(summaries: Iterable[Summary]) -> list[dict[str, Any]]:
+    """Flatten summaries to plain rows.
+
+    Parameters
+    ----------
+    summaries
+        Of one metric.
+
+    Returns
+    -------
+    list of dict
+        The row's entries, "title", "mean", "standard_error", "standard_deviation", "n".
+    """
+    return [
+        {**s.row, **{k: v for k, v in s._asdict().items() if k != "row"}}
+        for s in summaries
+    ]
+
+
+def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Write rows as CSV, with the columns in order of their first appearance.
+
+    Parameters
+    ----------
+    rows
+        Plain data; None and NaN give an empty cell.
+
+    Returns
+    -------
+    str
+        A header and one line for each row.
+
+    Examples
+    --------
+    >>> print(table_text([{"n": 2, "mean": 0.123456789}]), end="")
+    n,mean
+    2,0.123457
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    out = StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([[_cell(row.get(name)) for name in names] for row in rows])
+    return out.getvalue()
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows as a CSV file, whole or not at all.
+
+    Parameters
+    ----------
+    path
+        The file.
+    rows
+        As in `table_text`.
+    """
+    text = table_text(rows)
+    write_whole(Path(path), lambda temporary: temporary.write_text(text))
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.6g}"
+    return value

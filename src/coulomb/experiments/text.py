@@ -1,0 +1,276 @@
+"""The paper's tables of text classification: 18 rows, their controls, bags of words."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+
+from coulomb._support.errors import ParameterError
+from coulomb.attention.controls import label_cosines
+from coulomb.experiments.base import (
+    AbstractExperiment,
+    Outcome,
+    Settings,
+    experiments,
+)
+from coulomb.experiments.records import Job
+from coulomb.text.baselines import KINDS, bag_of_words_baseline
+from coulomb.text.corpora import Corpus, build_corpus
+from coulomb.text.settings import TextSettings, preset
+from coulomb.text.tasks import TASKS, data_folder, load_task
+from coulomb.text.tokens import (
+    Vocabulary,
+    find_vocabulary,
+    read_vocabulary,
+    train_vocabulary,
+)
+from coulomb.text.training import train
+from coulomb.text.variants import PAPER_ROWS
+
+TOY = "toy"  # a made-up task, so that the plan can be tried without data
+LABEL_BLINDNESS = "label-blindness"
+_PRESETS = {"paper": "paper-supplement", "default": "default"}
+_PREFIXES = {"norm-matched": "control", "noise-only": "noise"}
+_SMALL: Job = {
+    "width": 16,
+    "ffn_width": 16,
+    "n_features": 8,
+    "max_length": 16,
+    "epochs": 2,
+    "min_steps": 0,
+    "align_epochs": 1.0,
+    "batch_size": 16,
+}
+_SMOKE_ROWS = ("softmax", "vanilla-softmaxfeat", "kernel-softmaxfeat")
+
+
+@experiments.add("text")
+class Text(AbstractExperiment):
+    """Every row of the paper's three tables, with both sets of constants.
+
+    Each Kernel row carries two controls, trained like it: particles with the norms
+    Phase A gives them but not its alignment, and Phase A without the gradient of the
+    alignment. Bags of words say what is there to beat. [CPM tab:sst2_detailed_metrics,
+    tab:qqp_detailed_metrics, tab:rotten_tomatoes_detailed_metrics]
+    """
+
+    title = "Text classification"
+
+    def plan(self, settings: Settings) -> list[Job]:
+        if settings.preset == "smoke":
+            return _plan(settings.tasks or (TOY,), _SMOKE_ROWS, 1, {"changes": _SMALL})
+        seeds = 5 if settings.preset == "paper" else 10
+        return _plan(settings.tasks or ("rotten_tomatoes",), PAPER_ROWS, seeds, {})
+
+    def run(self, job: Job, settings: Settings) -> Sequence[Outcome]:
+        return run_text(job, settings)
+
+
+def text_rows(rows: Sequence[str]) -> list[Job]:
+    """List rows with both sets of constants and, for Kernel rows, both controls.
+
+    Parameters
+    ----------
+    rows
+        Names of `coulomb.text.variants`.
+
+    Returns
+    -------
+    list of dict
+        "method", "constants" and "control".
+
+    Examples
+    --------
+    >>> len(text_rows(["softmax"])), len(text_rows(["kernel-elu"]))
+    (2, 6)
+    """
+    return [
+        {"method": row, "constants": constants, "control": control}
+        for constants in _PRESETS
+        for row in rows
+        for control in ((None, *_PREFIXES) if row.startswith("kernel-") else (None,))
+    ]
+
+
+def run_text(job: Job, settings: Settings) -> list[Outcome]:
+    """Train and score one row on one seed.
+
+    Parameters
+    ----------
+    job
+        "task", "method", "constants", "control", "seed" and, if some settings differ
+        from the preset, "changes".
+    settings
+        For the data folder.
+
+    Returns
+    -------
+    list of Outcome
+        One, on the split the task reports on.
+    """
+    wall, cpu = perf_counter(), process_time()
+    corpus, vocabulary = load_corpus(job["task"], settings.data_dir)
+    seconds: dict[str, float] = {}
+    extra: dict[str, Any] = {"notes": list(corpus.notes)}
+    split = corpus.reported_on
+    metrics: dict[str, Any]
+    if job["method"] in KINDS:
+        metrics = dict(bag_of_words_baseline(corpus, job["method"]))
+    elif job["method"] == LABEL_BLINDNESS:
+        metrics, split = measure_blindness(job, corpus, vocabulary), "train"
+    else:
+        trained = train(corpus, text_settings(job), vocabulary, progress=False)
+        found = trained.metrics
+        metrics = dict(found["metrics"])
+        metrics["validation_accuracy"] = found["chosen_by"]["validation"]
+        metrics["best_epoch"] = found["best_epoch"]
+        seconds |= found["seconds"]
+        extra["history"] = [_plain(line) for line in trained.history]
+    seconds |= {"total": perf_counter() - wall, "cpu": process_time() - cpu}
+    metrics = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
+    return [Outcome(metrics, seconds, split, job["control"], extra)]
+
+
+def text_settings(job: Job) -> TextSettings:
+    """Resolve the settings of a row: preset, row or control, seed, changes.
+
+    Parameters
+    ----------
+    job
+        As in `run_text`.
+
+    Returns
+    -------
+    TextSettings
+        Complete.
+
+    Examples
+    --------
+    >>> row = {"method": "kernel-elu", "constants": "paper", "control": "noise-only"}
+    >>> text_settings(row | {"seed": 3}).attention
+    'noise-elu'
+    """
+    attention = job["method"]
+    if job["control"]:
+        attention = attention.replace("kernel", _PREFIXES[job["control"]], 1)
+    changes = {"attention": attention, "seed": job["seed"]} | job.get("changes", {})
+    return preset(_PRESETS[job["constants"]], changes)
+
+
+@lru_cache(maxsize=2)
+def load_corpus(task: str, data_dir: Path | None) -> tuple[Corpus, Vocabulary]:
+    """Load a task and its vocabulary once per process.
+
+    Parameters
+    ----------
+    task
+        A task of `coulomb.text`, or the made-up one.
+    data_dir
+        The folder of data sets.
+
+    Returns
+    -------
+    tuple
+        The corpus and BERT's vocabulary, or one trained on the training texts.
+    """
+    corpus = _toy() if task == TOY else load_task(task, data_dir)
+    if corpus.kind != "sequence":
+        known = [name for name, each in TASKS.items() if each.kind == "sequence"]
+        raise ParameterError(
+            f"`task` must have one label per text; got {task!r}. Known: "
+            f"{', '.join(known)}."
+        )
+    found = None if task == TOY else find_vocabulary(data_folder(data_dir))
+    if found is not None:
+        return corpus, read_vocabulary(found)
+    return corpus, train_vocabulary(corpus.split("train").texts, size=8000)
+
+
+def measure_blindness(
+    job: Job, corpus: Corpus, vocabulary: Vocabulary
+) -> dict[str, float]:
+    """Compare the gradient of Phase A under true and under shuffled labels.
+
+    Parameters
+    ----------
+    job
+        Its constants say which objective: the paper's within-class sum, or ours.
+    corpus, vocabulary
+        The data.
+
+    Returns
+    -------
+    dict
+        Mean and largest cosine over layers and heads; near 1 the objective does not
+        see the labels.
+    """
+    from coulomb.attention.phase_a import set_up as set_up_alignment
+    from coulomb.features import Particles
+    from coulomb.text._setup import set_up
+    from coulomb.text.phases import alignment_batches, alignment_settings
+
+    row = job | {"method": "kernel-softmaxfeat"}
+    settings = text_settings(row)
+    setup = set_up(corpus, settings, vocabulary)
+    batches = alignment_batches(setup.rows["train"], settings.batch_size, job["seed"])
+    chosen = alignment_settings(settings, corpus.kind)
+    problem = set_up_alignment(setup.model, batches[:20], chosen, seed=job["seed"])
+    inside = chosen.domain.project(problem.network.layers.read(setup.model))
+    cosines = label_cosines(problem.objective, Particles(inside))
+    return {"cosine": float(cosines.mean()), "largest_cosine": float(cosines.max())}
+
+
+def _plan(
+    tasks: Sequence[str], rows: Sequence[str], seeds: int, more: Job
+) -> list[Job]:
+    jobs = []
+    for task in tasks:
+        drawn = text_rows(rows)
+        drawn += [
+            {"method": LABEL_BLINDNESS, "constants": constants, "control": None}
+            for constants in _PRESETS
+        ]
+        jobs += [
+            {"task": task, **row, "seed": seed, "trial": seed, **more}
+            for seed in range(seeds)
+            for row in drawn
+        ]
+        jobs += [
+            {
+                "task": task,
+                "method": kind,
+                "constants": "default",
+                "control": None,
+                "seed": 0,
+                "trial": 0,
+            }
+            for kind in KINDS
+        ]
+    return jobs
+
+
+def _toy() -> Corpus:
+    rng = np.random.default_rng(0)
+    words = {
+        "+": ["good", "fine", "great", "warm"],
+        "-": ["bad", "dull", "poor", "cold"],
+    }
+    fillers = ["film", "plot", "cast", "scene", "score", "story"]
+    texts, labels = [], []
+    for label in ["+", "-"] * 60:
+        chosen = [*rng.choice(fillers, 4), rng.choice(words[label])]
+        texts.append(" ".join(rng.permutation(chosen)))
+        labels.append(label)
+    return build_corpus(
+        TOY,
+        (texts[:80], labels[:80]),
+        validation=(texts[80:100], labels[80:100]),
+        test=(texts[100:], labels[100:]),
+    )
+
+
+def _plain(line: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in line.items() if isinstance(v, int | float | str)}

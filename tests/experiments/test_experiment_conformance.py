@@ -1,0 +1,90 @@
+"""Every experiment: its smoke plan runs, repeats itself and goes on from a stop."""
+
+import json
+
+import pytest
+
+from coulomb._support.errors import ParameterError
+from coulomb.experiments import Settings, experiments, load_records
+from coulomb.experiments.base import PRESETS
+from coulomb.experiments.records import FILE, job_key
+from coulomb.experiments.runner import run_experiment, run_job
+
+NAMES = sorted(experiments)
+SYNTHETIC = ("noise", "strength", "budget", "runtime")
+SMOKE = Settings("smoke")
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    return tmp_path_factory.mktemp("smoke")
+
+
+def test_all_experiments_are_there():
+    assert NAMES == [
+        "budget", "deviations", "meanfield", "noise", "runtime", "strength", "text",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_plans_are_plain_and_without_repetition(name, preset):
+    experiment = experiments.build(name)
+    jobs = experiment.plan(Settings(preset, ("rotten_tomatoes",)))
+    assert json.loads(json.dumps(jobs, allow_nan=False)) == jobs
+    assert len({job_key(name, job) for job in jobs}) == len(jobs)
+    assert all({"method", "constants", "seed", "trial"} <= set(job) for job in jobs)
+    if name in (*SYNTHETIC, "text"):
+        assert {job["constants"] for job in jobs} == {"paper", "default"}
+    assert experiment.title
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_smoke_runs_and_goes_on(name, out):
+    account = run_experiment(name, out, SMOKE)
+    assert account.failures == ()
+    assert account.done == account.planned > 0
+    before = (out / name / FILE).read_bytes()
+    again = run_experiment(name, out, SMOKE)
+    assert (again.done, again.found) == (0, account.planned)
+    assert (out / name / FILE).read_bytes() == before
+
+    records = load_records(out / name)
+    assert {record.key for record in records} == {
+        job_key(name, job) for job in experiments.build(name).plan(SMOKE)
+    }
+    assert all(record.metrics and record.environment["torch"] for record in records)
+    for file in experiments.build(name).extras(SMOKE):
+        assert json.loads((out / name / file).read_text())
+    if name in SYNTHETIC:
+        assert all(0.5 < r.metrics["bayes_accuracy"] < 0.8 for r in records)
+        learned = [r for r in records if r.job["method"] == "langevin"]
+        rows = {(r.key, r.job["control"]) for r in learned}
+        for key in {record.key for record in learned}:
+            assert {(key, "norm-matched"), (key, "noise-only"), (key, None)} <= rows
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_jobs_are_repeatable(name):
+    jobs = experiments.build(name).plan(SMOKE)
+    learned = [job for job in jobs if job["method"] == "langevin"]
+    job = (learned or jobs)[0]
+    first, second = (run_job(name, job, SMOKE) for _ in range(2))
+    assert [r.metrics for r in first] == [r.metrics for r in second]
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ParameterError, match="did you mean 'noise'"):
+        experiments.build("noises")
+    with pytest.raises(ParameterError, match="did you mean 'smoke'"):
+        Settings("smok")
+
+
+def test_rows_of_the_papers_text_tables():
+    jobs = experiments.build("text").plan(Settings("paper", ("sst2",)))
+    rows = {(job["method"], job["control"]) for job in jobs if job["seed"] == 0}
+    kernel = [method for method, control in rows if control == "noise-only"]
+    assert len(kernel) == 7
+    assert len([method for method, control in rows if control is None]) == 18 + 3
+    assert {job["task"] for job in jobs} == {"sst2"}

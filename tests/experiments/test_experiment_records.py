@@ -1,0 +1,81 @@
+import pytest
+
+from coulomb._support.errors import FileFormatError
+from coulomb.experiments import load_experiments
+from coulomb.experiments.records import (
+    FILE,
+    Record,
+    append_records,
+    cut_torn_line,
+    job_key,
+    load_records,
+)
+
+
+def made(trial=0, control=None, **metrics):
+    job = {"method": "langevin", "noise": 0.1, "seed": trial, "trial": trial}
+    row = job | {"control": control}
+    return Record("noise", row, job_key("noise", job), "test", metrics, {}, {}, "1.0")
+
+
+def test_round_trip_and_order(tmp_path):
+    records = [
+        made(trial, control) for trial in (1, 0) for control in (None, "noise-only")
+    ]
+    for record in records:
+        append_records(tmp_path / "noise" / FILE, [record])
+    found = load_experiments(tmp_path)["noise"]
+    assert len(found) == len(records)
+    assert all(record in found for record in records)
+    append_records(tmp_path / "again" / FILE, reversed(records))
+    assert load_records(tmp_path / "again") == found
+
+
+def test_the_key_depends_on_every_entry_and_on_the_experiment():
+    job = {"method": "svm", "gamma": 0.5, "seed": 0}
+    keys = {
+        job_key("noise", job),
+        job_key("budget", job),
+        job_key("noise", job | {"gamma": 0.01}),
+        job_key("noise", job | {"more": None}),
+    }
+    assert len(keys) == 4
+
+
+def test_a_line_cut_short_is_no_record_and_is_cut_off(tmp_path):
+    path = tmp_path / FILE
+    append_records(path, [made(0), made(1)])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    assert [record.job["trial"] for record in load_records(path)] == [0]
+    cut_torn_line(path)
+    append_records(path, [made(1)])
+    assert path.read_bytes() == whole
+
+
+def test_the_later_of_two_records_counts(tmp_path):
+    path = tmp_path / FILE
+    append_records(path, [made(accuracy=0.1)])
+    append_records(path, [made(accuracy=0.2)])
+    assert [record.metrics["accuracy"] for record in load_records(path)] == [0.2]
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("what", "line 1: not a record"),
+        ("[1]", "must be an object"),
+        ('{"experiment": 3}', "`experiment` must be a str"),
+    ],
+)
+def test_damage_is_named_with_its_line(tmp_path, line, message):
+    path = tmp_path / FILE
+    path.write_text(line + "\n")
+    with pytest.raises(FileFormatError, match=message):
+        load_records(path)
+
+
+def test_numbers_that_json_does_not_know_are_refused(tmp_path):
+    with pytest.raises(ValueError):
+        append_records(tmp_path / FILE, [made(accuracy=float("nan"))])
+    assert load_records(tmp_path) == []

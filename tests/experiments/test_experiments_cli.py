@@ -1,0 +1,65 @@
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from coulomb._support.errors import ParameterError
+from coulomb.cli.experiments import claims, reproduce
+from coulomb.experiments import load_records
+from coulomb.experiments.sample import write_sample
+
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command()(reproduce)
+app.command()(claims)
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_reproduce_writes_records_and_tables(tmp_path):
+    arguments = (
+        "reproduce", "meanfield", "--preset", "smoke", "--out", tmp_path / "out",
+        "--csv", tmp_path / "csv",
+    )  # fmt: skip
+    first = run(*arguments)
+    assert first.exit_code == 0
+    assert "meanfield: 2 jobs, 0 found, 2 done, 0 failed" in first.stdout
+    assert len(load_records(tmp_path / "out" / "meanfield")) == 2
+    assert (tmp_path / "csv" / "meanfield-summary.csv").read_text().startswith("metric")
+    assert "2 found, 0 done" in run(*arguments).stdout
+
+
+def test_claims_print_verdicts_and_write_them(tmp_path):
+    write_sample(tmp_path)
+    result = run("claims", tmp_path, "--json", tmp_path / "claims.json")
+    assert result.exit_code == 0
+    assert "not tested here" in result.stdout
+    found = json.loads((tmp_path / "claims.json").read_text())
+    assert len(found["claims"]) >= 20
+    verdicts = {f["verdict"] for c in found["claims"] for f in c["findings"]}
+    assert verdicts == {"holds", "does not hold", "not tested here"}
+    assert sum(check["confirmed"] for check in found["checks"]) == 8
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["reproduce", "nois"], "did you mean 'noise'"),
+        (["reproduce", "noise", "--preset", "papers"], "did you mean 'paper'"),
+        (["claims", "nowhere"], "there is none at 'nowhere'"),
+    ],
+)
+def test_mistakes_end_in_a_sentence(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ParameterError, match=message):
+        run(*arguments)
+
+
+@pytest.mark.parametrize("verb", ["reproduce", "claims"])
+def test_help_has_examples(verb):
+    assert f"coulomb {verb} " in run(verb, "--help").stdout
