@@ -8,6 +8,9 @@ import typer
 from coulomb._support.errors import CoulombError
 from coulomb._version import __version__
 from coulomb.cli.demo import demo
+from coulomb.cli.experiments import claims, reproduce
+from coulomb.cli.report import report
+from coulomb.cli.text import evaluate, predict, runs, train
 from coulomb.cli.theory import deviations, meanfield
 
 app = typer.Typer(
@@ -18,7 +21,9 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for verb in (demo, meanfield, deviations):
+for verb in (demo, train, evaluate, predict, runs):
+    app.command()(verb)
+for verb in (reproduce, claims, report, meanfield, deviations):
     app.command()(verb)
 
 

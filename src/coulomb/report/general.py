@@ -1,0 +1,90 @@
+"""Tables of experiments that have no section of their own."""
+
+import math
+from collections.abc import Sequence
+
+from coulomb.experiments.records import Record
+from coulomb.report.rows import (
+    as_number,
+    by_row,
+    clean,
+    estimate,
+    metric,
+    slug,
+    varying,
+)
+from coulomb.report.sections import Section
+from coulomb.report.tables import Cell, Column, Table, number, text
+
+_MOST_ROWS = 500
+
+
+def general_section(records: Sequence[Record]) -> Section:
+    """Show every metric of every row.
+
+    Parameters
+    ----------
+    records
+        Of one experiment, at least one.
+
+    Returns
+    -------
+    Section
+        One table.
+    """
+    name = clean(records[0].experiment)
+    title = name.capitalize()
+    tables = tuple(metric_tables(name, records))
+    return Section(f"x-{slug(name)}", title, title, (), (), tables)
+
+
+def metric_tables(name: str, records: Sequence[Record]) -> list[Table]:
+    """Tabulate every metric, averaged over the repetitions of a row.
+
+    Parameters
+    ----------
+    name
+        Of the experiment.
+    records
+        Its records.
+
+    Returns
+    -------
+    list of Table
+        One, or none without records.
+    """
+    if not records:
+        return []
+    keys = sorted({key for record in records for key in record.job})
+    constant = set(keys) - set(varying(records, keys))
+    metrics = sorted({key for record in records for key in record.metrics})
+    shown = [
+        key
+        for key in metrics
+        if any(as_number(record.metrics.get(key)) is not None for record in records)
+    ]
+    rows: list[tuple[Cell, ...]] = []
+    for row, part in by_row(records, constant - {"method", "constants"}).items():
+        cells = [_cell(key, part) for key in shown]
+        count = number(len(part), digits=0)
+        rows.append((text(row.label), text(row.constants or "–"), *cells, count))
+    columns = (
+        Column("row", numeric=False),
+        Column("constants", numeric=False),
+        *(Column(clean(key).replace("_", " ")) for key in shown),
+        Column("records"),
+    )
+    note = "Mean ± standard error over trials."
+    if len(rows) > _MOST_ROWS:
+        note += f" The first {_MOST_ROWS} of {len(rows)} rows."
+    caption = f"Metrics of {name}"
+    key = f"{slug(name)}-metrics"
+    return [Table(key, caption, columns, tuple(rows[:_MOST_ROWS]), note)]
+
+
+def _cell(key: str, records: Sequence[Record]) -> Cell:
+    point = estimate(metric(key)(record) for record in records)
+    if point is None:
+        return number(None)
+    error = point.standard_error
+    return number(point.mean, detail="" if math.isnan(error) else f"± {error:.2g}")

@@ -1,0 +1,213 @@
+"""Charts as a paper would print them, through matplotlib."""
+
+import io
+import re
+import warnings
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import NullLocator
+
+from coulomb.report.charts import Axis, Chart, Dots, Field, Histogram, Layer
+from coulomb.report.demo import STYLE
+from coulomb.report.interactive import BAND_OPACITY
+from coulomb.report.palette import LIGHT, PRINTED_DASHES, PRINTED_MARKERS
+
+PRINT_STYLE: dict[str, Any] = STYLE | {
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#555555",
+    "axes.grid": True,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4,
+    "svg.hashsalt": "coulomb",  # the same chart is the same file
+}
+_WIDTH, _HEIGHT = 5.6, 3.5  # inches
+_MANY_DECADES = 1e4
+_LETTERS_PER_INCH = 14  # of the legend's font
+
+
+def printed(chart: Chart) -> tuple[bytes, bytes]:
+    """Draw a chart.
+
+    Parameters
+    ----------
+    chart
+        What to draw; see `drawable`.
+
+    Returns
+    -------
+    tuple of bytes
+        The SVG and the PNG file.
+    """
+    with matplotlib.rc_context(PRINT_STYLE):
+        height = _HEIGHT + (0.8 if chart.square else 0)
+        height = max(height, 1.1 + 0.2 * len(chart.y.names))
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        axis = figure.subplots()
+        keys = [_draw(axis, layer) for layer in chart.layers]
+        axis.set_title(safe_text(chart.title))
+        axis.set(xlabel=safe_text(chart.x.label), ylabel=safe_text(chart.y.label))
+        _scale(axis.xaxis, axis.set_xscale, chart.x)
+        _scale(axis.yaxis, axis.set_yscale, chart.y)
+        if chart.x.zero:
+            axis.axvline(0, color=LIGHT[0], linewidth=0.8)
+        if chart.square:
+            axis.set_aspect("equal")
+        shown = [
+            (key, layer.name) for key, layer in zip(keys, chart.layers, strict=True)
+        ]
+        legend_below(figure, [(key, name) for key, name in shown if key is not None])
+        return save(figure)
+
+
+def safe_text(text: str) -> str:
+    r"""Keep matplotlib from reading formulas in a text.
+
+    Parameters
+    ----------
+    text
+        Anything.
+
+    Returns
+    -------
+    str
+        What matplotlib shows as that text.
+
+    Examples
+    --------
+    >>> print(safe_text("5$ and 6$"))
+    5\$ and 6\$
+    """
+    return re.sub(r"(?<!\\)\$", r"\\$", text)
+
+
+def legend_below(figure: Figure, entries: list[tuple[Any, str]]) -> None:
+    """Put the legend below the axes, where it covers nothing.
+
+    Parameters
+    ----------
+    figure
+        In constrained layout.
+    entries
+        Handles and names.
+    """
+    if not entries:
+        return
+    width = float(figure.get_figwidth())
+    longest = max(len(name) for _, name in entries) + 6
+    columns = max(1, min(len(entries), int(width * _LETTERS_PER_INCH / longest)))
+    rows = -(-len(entries) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.17 * rows)
+    figure.legend(
+        [key for key, _ in entries],
+        [safe_text(name) for _, name in entries],
+        loc="outside lower center",
+        ncols=columns,
+    )
+
+
+def save(figure: Figure) -> tuple[bytes, bytes]:
+    """Write a figure to memory.
+
+    Parameters
+    ----------
+    figure
+        Any figure.
+
+    Returns
+    -------
+    tuple of bytes
+        The SVG and the PNG file.
+    """
+    files = []
+    with warnings.catch_warnings():
+        # A name may hold letters that the font does not; boxes are better than nothing.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        for kind, settings in (
+            ("svg", {"metadata": {"Date": None}}),
+            ("png", {"dpi": 120, "metadata": {"Software": "coulomb"}}),
+        ):
+            file = io.BytesIO()
+            figure.savefig(file, format=kind, **settings)
+            files.append(file.getvalue())
+            # Both files have the same places; finding them is half of the work.
+            figure.set_layout_engine("none")
+    return files[0], files[1]
+
+
+def _draw(axis: Any, layer: Layer) -> Any:
+    """Draw one layer and return its key in the legend."""
+    if isinstance(layer, Field):
+        mesh = axis.pcolormesh(
+            np.array(layer.x),
+            np.array(layer.y),
+            np.ma.masked_invalid(np.array(layer.z)),
+            cmap="cividis",
+            shading="nearest",
+            rasterized=True,
+        )
+        axis.grid(False)
+        axis.figure.colorbar(mesh, ax=axis, shrink=0.85, label=safe_text(layer.name))
+        return None
+    colour = LIGHT[layer.ink.slot]
+    if isinstance(layer, Histogram):
+        axis.stairs(layer.heights, layer.edges, fill=True, color=colour, alpha=0.35)
+        return Patch(color=colour, alpha=0.35)
+    if isinstance(layer, Dots):
+        symbol = PRINTED_MARKERS[layer.ink.marker]
+        marks: dict[str, Any] = {"marker": symbol, "markersize": 5}
+        axis.errorbar(
+            layer.values,
+            layer.rows,
+            xerr=layer.reach or None,
+            fmt="none",
+            color=colour,
+            elinewidth=1.2,
+        )
+        axis.plot(layer.values, layer.rows, color=colour, linestyle="none", **marks)
+        return Line2D([], [], color=colour, linestyle="none", **marks)
+    style: dict[str, Any] = {
+        "color": colour,
+        "linestyle": PRINTED_DASHES[layer.ink.dash] if layer.line else "none",
+        "marker": PRINTED_MARKERS[layer.ink.marker] if layer.points else "none",
+    }
+    if layer.low and layer.line:
+        axis.fill_between(
+            layer.x,
+            layer.low,
+            layer.high,
+            color=colour,
+            alpha=BAND_OPACITY,
+            linewidth=0,
+        )
+    elif layer.low:
+        ends = np.array([layer.low, layer.high])
+        axis.vlines(layer.x, *ends, color=colour, linewidth=1.2)
+    axis.plot(layer.x, layer.y, **style)
+    return Line2D([], [], **style)
+
+
+def _scale(axis: Any, set_scale: Any, wanted: Axis) -> None:
+    if wanted.names:
+        places = range(len(wanted.names))
+        axis.set_ticks(places, labels=[safe_text(name) for name in wanted.names])
+        axis.axes.set_ylim(len(wanted.names) - 0.5, -0.5)
+    if not wanted.log:
+        return
+    set_scale("log")
+    low, high = axis.get_view_interval()
+    if high > _MANY_DECADES * low:  # minor ticks would be a grey bar
+        axis.set_minor_locator(NullLocator())
+    if wanted.ticks:
+        axis.set_ticks(wanted.ticks, labels=[f"{tick:,g}" for tick in wanted.ticks])
+        axis.set_ticks([], minor=True)

@@ -1,0 +1,362 @@
+"""Rows of tables and figures: which records belong together, and what to call them."""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from coulomb.experiments.records import Record
+from coulomb.experiments.summary import Difference, mean_difference
+from coulomb.report.charts import Curve, Ink
+
+Estimate = Difference
+"""A mean over trials with its standard error, which is NaN for one trial."""
+
+Value = Callable[[Record], float | None]
+
+_METHODS = {
+    "logistic": "logistic regression",
+    "svm": "RBF SVM",
+    "svm-cv": "RBF SVM, cross-validated",
+    "fixed": "random Fourier features",
+    "orthogonal": "orthogonal random features",
+    "multiple-kernels": "multiple-kernel learning",
+    "importance": "importance sampling",
+    "langevin": "learned particles",
+}
+_CONTROLS = {"norm-matched": "norm-matched control", "noise-only": "noise-only control"}
+_LETTERS = {"gamma": "γ", "strength": "λ", "exponent": "s"}
+# A method keeps its colour in every figure; its variants differ in dash and marker.
+_SLOTS = {
+    "langevin": (1, 5, 3, 4, 6, 7),
+    "fixed": (2,),
+    "importance": (3,),
+    "svm": (4,),
+    "svm-cv": (4,),
+    "orthogonal": (6,),
+    "multiple-kernels": (7,),
+    "logistic": (0,),
+}
+_OTHERS = (1, 2, 3, 4, 5, 6, 7)
+_NAMING = {"method", "constants", "control"}
+_SEEDS = {"seed", "trial", "head"}
+LONGEST_NAME = 60
+
+
+class Row(NamedTuple):
+    """Records that differ only in their seed and in what an axis shows."""
+
+    method: str
+    constants: str
+    control: str
+    variant: tuple[tuple[str, str], ...]
+
+    @property
+    def label(self) -> str:
+        """The name a reader sees, without whose constants they are."""
+        name = _METHODS.get(self.method, self.method)
+        settings = [
+            f"{_LETTERS.get(key, key)} = {value}" for key, value in self.variant
+        ]
+        if self.control:
+            control = _CONTROLS.get(self.control, f"{self.control} control")
+            return ", ".join([control, *settings])
+        return ", ".join([name, *settings])
+
+
+def clean(text: object, longest: int = LONGEST_NAME) -> str:
+    r"""Make a name of a record fit to show: one line, not too long, no control codes.
+
+    Parameters
+    ----------
+    text
+        Anything that a record may hold.
+    longest
+        Letters kept.
+
+    Returns
+    -------
+    str
+        Printable.
+
+    Examples
+    --------
+    >>> clean("a\x00b\nc"), clean(0.5), clean("x" * 99, 5)
+    ('a b c', '0.5', 'xxxx…')
+    """
+    shown = f"{text:g}" if isinstance(text, float) else str(text)
+    shown = " ".join("".join(c if c.isprintable() else " " for c in shown).split())
+    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def slug(name: object) -> str:
+    """Make a name fit for links and files.
+
+    Parameters
+    ----------
+    name
+        Anything that a record may hold.
+
+    Returns
+    -------
+    str
+        Small letters, digits and hyphens.
+
+    Examples
+    --------
+    >>> slug('<b>"Our" text')
+    'b-our-text'
+    """
+    letters = "".join(
+        c if c.isascii() and c.isalnum() else "-" for c in clean(name).lower()
+    )
+    return "-".join(part for part in letters.split("-") if part) or "unnamed"
+
+
+def row_of(record: Record, shared: Collection[str]) -> Row:
+    """Say which row a record belongs to.
+
+    Parameters
+    ----------
+    record
+        Any record.
+    shared
+        Entries of the job that do not name a row, such as what an axis shows.
+
+    Returns
+    -------
+    Row
+        The rest.
+    """
+    job = record.job
+    others = sorted(set(job) - _NAMING - _SEEDS - set(shared))
+    return Row(
+        clean(job.get("method", record.experiment)),
+        clean(job.get("constants") or ""),
+        clean(job.get("control") or ""),
+        tuple((clean(key), clean(job[key])) for key in others),
+    )
+
+
+def by_row(
+    records: Iterable[Record], shared: Collection[str]
+) -> dict[Row, list[Record]]:
+    """Sort records into rows, in their first order.
+
+    Parameters
+    ----------
+    records
+        Of one experiment.
+    shared
+        See `row_of`.
+
+    Returns
+    -------
+    dict
+        Records by row: methods first, each followed by its controls.
+    """
+    rows: dict[Row, list[Record]] = {}
+    for record in records:
+        rows.setdefault(row_of(record, shared), []).append(record)
+    return dict(sorted(rows.items(), key=lambda pair: _place(pair[0])))
+
+
+def varying(records: Iterable[Record], keys: Iterable[str]) -> list[str]:
+    """List those of the keys that take several values.
+
+    Parameters
+    ----------
+    records
+        Of one experiment.
+    keys
+        Entries of a job.
+
+    Returns
+    -------
+    list of str
+        A part of `keys`.
+    """
+    seen = [record.job for record in records]
+    return [key for key in keys if len({repr(job.get(key)) for job in seen}) > 1]
+
+
+def metric(name: str) -> Value:
+    """Read a metric of a record, if it is there and a number.
+
+    Parameters
+    ----------
+    name
+        Of the metric.
+
+    Returns
+    -------
+    Callable
+        From record to number or None.
+    """
+    return lambda record: as_number(record.metrics.get(name))
+
+
+def seconds(name: str) -> Value:
+    """Read a time of a record, if it is there and a number.
+
+    Parameters
+    ----------
+    name
+        Of the time.
+
+    Returns
+    -------
+    Callable
+        From record to number or None.
+    """
+    return lambda record: as_number(record.seconds.get(name))
+
+
+def as_number(value: Any) -> float | None:
+    """Take numbers only: records may hold anything.
+
+    Parameters
+    ----------
+    value
+        Anything.
+
+    Returns
+    -------
+    float or None
+        A finite number, or None.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def estimate(values: Iterable[float | None]) -> Estimate | None:
+    """Average over trials what is known.
+
+    Parameters
+    ----------
+    values
+        One for each trial; None is left out.
+
+    Returns
+    -------
+    Estimate or None
+        None if there are no values.
+
+    Examples
+    --------
+    >>> estimate([1.0, 3.0, None])
+    Difference(mean=2.0, standard_error=1.0, n=2)
+    """
+    known = [value for value in values if value is not None]
+    return mean_difference(known) if known else None
+
+
+def estimates(
+    records: Iterable[Record], key: str, value: Value
+) -> dict[float, Estimate]:
+    """Average over trials at every place of an axis.
+
+    Parameters
+    ----------
+    records
+        Of one row.
+    key
+        The entry of the job that the axis shows.
+    value
+        What is averaged.
+
+    Returns
+    -------
+    dict
+        Estimates by place, in order.
+    """
+    found: dict[float, list[float | None]] = {}
+    for record in records:
+        place = as_number(record.job.get(key))
+        if place is not None:
+            found.setdefault(place, []).append(value(record))
+    averaged = {place: estimate(found[place]) for place in sorted(found)}
+    return {place: known for place, known in averaged.items() if known is not None}
+
+
+def curve(
+    name: str, points: Mapping[float, Estimate], ink: Ink, unit: str = ""
+) -> Curve:
+    """Make a line of estimates, with a band of two standard errors.
+
+    Parameters
+    ----------
+    name
+        In the legend.
+    points
+        Estimates by place.
+    ink
+        Its look.
+    unit
+        Behind the numbers that a reader points at.
+
+    Returns
+    -------
+    Curve
+        With a note for every point.
+    """
+    spread = [
+        0.0 if math.isnan(p.standard_error) else 2 * p.standard_error
+        for p in points.values()
+    ]
+    y = tuple(point.mean for point in points.values())
+    banded = any(spread)
+    alone = len(points) == 1  # a band needs two points, a bar one
+    return Curve(
+        name,
+        tuple(points),
+        y,
+        tuple(m - s for m, s in zip(y, spread, strict=True)) if banded else (),
+        tuple(m + s for m, s in zip(y, spread, strict=True)) if banded else (),
+        tuple(_note(x, point, unit) for x, point in points.items()),
+        ink,
+        line=not alone,
+    )
+
+
+def row_inks(rows: Iterable[Row]) -> dict[Row, Ink]:
+    """Give every row its look: colour for the method, dash for variant and control.
+
+    Parameters
+    ----------
+    rows
+        Of one figure.
+
+    Returns
+    -------
+    dict
+        From row to ink; no two of the first 32 share colour and dash.
+    """
+    inks: dict[Row, Ink] = {}
+    families: dict[str, list[Any]] = {}
+    free = [(slot, dash) for dash in range(4) for slot in range(8)]
+    for row in rows:
+        slots = _SLOTS.get(row.method, _OTHERS)
+        family = families.setdefault(row.method, [])
+        if row.variant not in family:
+            family.append(row.variant)
+        slot = slots[family.index(row.variant) % len(slots)]
+        dash = {"": 0, "norm-matched": 1, "noise-only": 2}.get(row.control, 3)
+        wishes = [(slot, dash), *((slot, other) for other in range(3)), *free]
+        pair = next((wish for wish in wishes if wish in free), (slot, dash))
+        if pair in free:
+            free.remove(pair)
+        inks[row] = Ink(*pair, marker=len(inks) % 7)
+    return inks
+
+
+def _note(x: float, point: Estimate, unit: str) -> str:
+    spread = 2 * point.standard_error
+    error = "" if math.isnan(spread) else f" ± {spread:.2g}"
+    return f"{x:g}: {point.mean:.4g}{error}{unit} ({point.n} trials)"
+
+
+def _place(row: Row) -> tuple[int, str, tuple[tuple[str, str], ...], str]:
+    order = list(_METHODS)
+    place = order.index(row.method) if row.method in order else len(order)
+    return place, row.method, row.variant, row.control

@@ -1,0 +1,262 @@
+"""Sections on the synthetic problem: noise, strength and budget."""
+
+from collections.abc import Sequence
+
+from coulomb.experiments.records import Record
+from coulomb.report.charts import Axis, Chart
+from coulomb.report.rows import (
+    Value,
+    as_number,
+    by_row,
+    clean,
+    metric,
+    seconds,
+    slug,
+    varying,
+)
+from coulomb.report.sections import Group, Section
+from coulomb.report.sweeps import (
+    COMMON,
+    EXPECTED,
+    by_constants,
+    difference_table,
+    place_of,
+    score_table,
+    sweep,
+    whose,
+)
+from coulomb.report.tables import Table
+from coulomb.report.text import head_groups
+
+_PAPER_DESIGN = 42
+_SIGMA = ("noise", Axis("noise on the logit, standard deviation σ", log=True))
+_ACCURACY = Axis("expected accuracy")
+_SCORES: tuple[tuple[str, str, Axis, Value, bool], ...] = (
+    ("expected", "Expected accuracy", _ACCURACY, EXPECTED, True),
+    (
+        "accuracy",
+        "Accuracy on the drawn labels",
+        Axis("accuracy"),
+        metric("accuracy"),
+        True,
+    ),
+    ("f1", "F1 score on the drawn labels", Axis("F1 score"), metric("f1"), False),
+    (
+        "seconds",
+        "Runtime",
+        Axis("wall-clock seconds", log=True),
+        seconds("total"),
+        False,
+    ),
+)
+
+
+def noise_section(records: Sequence[Record]) -> Section:
+    """Show accuracy, F1 and runtime against the noise, whose constants apart.
+
+    Parameters
+    ----------
+    records
+        Of the experiment `noise`.
+
+    Returns
+    -------
+    Section
+        Charts and tables.
+    """
+    groups, tables = [], []
+    for title, key, part in _variants(records):
+        for constants, chosen in by_constants(part).items():
+            rows = by_row(chosen, COMMON)
+            charts = [
+                sweep(
+                    f"noise-{slug(constants)}{key}-{short}",
+                    head,
+                    _SIGMA,
+                    y,
+                    rows,
+                    value,
+                    bayes=bayes,
+                )
+                for short, head, y, value, bayes in _SCORES
+            ]
+            groups.append(Group(_join(whose(constants), title), _filled(charts)))
+        tables += [
+            score_table(
+                f"noise-accuracy{key}",
+                _join("Expected accuracy at each noise level σ", title),
+                part,
+                ("noise", "σ"),
+            ),
+            difference_table(
+                f"noise-differences{key}",
+                _join("Learned minus its controls, paired by trial", title),
+                part,
+                by_noise=True,
+            ),
+        ]
+    return Section(
+        "noise",
+        "Accuracy against noise",
+        "Noise",
+        (
+            "The paper’s nonlinear synthetic problem. The expected accuracy replaces "
+            "each drawn test label by its known probability, so it is free of the "
+            "labels’ own noise; no method can be above the Bayes line. Every learned "
+            "row carries two controls: the same norms without the labels’ placement, "
+            "and the same dynamics without the labels’ force.",
+        ),
+        _shown(groups),
+        _nonempty(tables),
+    )
+
+
+def strength_section(records: Sequence[Record]) -> Section:
+    """Show accuracy against the noise for each strength of the repulsion.
+
+    Parameters
+    ----------
+    records
+        Of the experiment `strength`.
+
+    Returns
+    -------
+    Section
+        Charts and tables.
+    """
+    groups = []
+    plain = [record for record in records if not record.job.get("control")]
+    for constants, chosen in by_constants(plain).items():
+        charts = []
+        for name, other in (("log", "riesz"), ("riesz", "log")):
+            part = [record for record in chosen if _repulsion(record) != other]
+            charts.append(
+                sweep(
+                    f"strength-{slug(constants)}-{name}",
+                    f"{name.capitalize()} repulsion",
+                    _SIGMA,
+                    _ACCURACY,
+                    by_row(part, COMMON | {"exponent"}),
+                    EXPECTED,
+                    bayes=True,
+                )
+            )
+        groups.append(Group(whose(constants), _filled(charts)))
+    tables = [
+        score_table(
+            "strength-accuracy",
+            "Expected accuracy at each noise level σ, by strength λ and exponent s "
+            "(s = 0 is the logarithm)",
+            plain,
+            ("noise", "σ"),
+        ),
+        difference_table(
+            "strength-differences",
+            "Learned minus its controls, mean over all noise levels, paired by trial",
+            records,
+            by_noise=False,
+        ),
+    ]
+    return Section(
+        "strength",
+        "The strength of the repulsion",
+        "Strength",
+        (
+            "λ from 0 to 1.5 for the logarithmic and the Riesz repulsion, against "
+            "random Fourier features. The paper finds moderate strengths best.",
+        ),
+        _shown(groups),
+        _nonempty(tables),
+    )
+
+
+def budget_section(records: Sequence[Record]) -> Section:
+    """Show accuracy against the number of features.
+
+    Parameters
+    ----------
+    records
+        Of the experiment `budget`.
+
+    Returns
+    -------
+    Section
+        Charts and tables.
+    """
+    in_text = [record for record in records if "task" in record.job]
+    records = [record for record in records if "task" not in record.job]
+    groups, tables = [], []
+    budgets = sorted({d for r in records if (d := place_of(r, "n_components"))})
+    axis = Axis("number of features D", log=True, ticks=tuple(budgets))
+    noises = sorted({s for r in records if (s := place_of(r, "noise")) is not None})
+    for constants, chosen in by_constants(records).items():
+        charts = [
+            sweep(
+                f"budget-{slug(constants)}-{i}",
+                f"Expected accuracy, σ = {sigma:g}",
+                ("n_components", axis),
+                _ACCURACY,
+                by_row([r for r in chosen if place_of(r, "noise") == sigma], COMMON),
+                EXPECTED,
+                bayes=True,
+            )
+            for i, sigma in enumerate(noises)
+        ]
+        groups.append(Group(whose(constants), _filled(charts)))
+    for i, sigma in enumerate(noises):
+        tables.append(
+            score_table(
+                f"budget-accuracy-{i}",
+                f"Expected accuracy by number of features D, σ = {sigma:g}",
+                [r for r in records if place_of(r, "noise") == sigma],
+                ("n_components", "D"),
+            )
+        )
+    groups.extend(head_groups(in_text))
+    return Section(
+        "budget",
+        "How many features are needed",
+        "Budget",
+        ("Accuracy against D for fixed, importance-sampled and learned features.",),
+        _shown(groups),
+        _nonempty(tables),
+    )
+
+
+def _variants(records: Sequence[Record]) -> list[tuple[str, str, list[Record]]]:
+    """Split by the number of columns, and by whether the design is the paper's."""
+    parts: dict[tuple[str, str], list[Record]] = {}
+    columns = varying(records, ["n_features"])
+    for record in records:
+        words, key = [], ""
+        if columns:
+            p = as_number(record.job.get("n_features"))
+            words.append(f"p = {clean(p)}")
+            key += f"-p{slug(p)}"
+        if record.job.get("design", _PAPER_DESIGN) != _PAPER_DESIGN:
+            words.append("fresh designs")
+            key += "-fresh"
+        parts.setdefault((", ".join(words), key), []).append(record)
+    return [(title, key, part) for (title, key), part in parts.items()]
+
+
+def _repulsion(record: Record) -> str:
+    if not place_of(record, "strength"):
+        return "none"
+    return "riesz" if place_of(record, "exponent") else "log"
+
+
+def _filled(charts: Sequence[Chart]) -> tuple[Chart, ...]:
+    return tuple(chart for chart in charts if chart.layers)
+
+
+def _shown(groups: Sequence[Group]) -> tuple[Group, ...]:
+    return tuple(group for group in groups if group.charts)
+
+
+def _nonempty(tables: Sequence[Table]) -> tuple[Table, ...]:
+    return tuple(table for table in tables if table.rows)
+
+
+def _join(*words: str) -> str:
+    return ", ".join(word for word in words if word)

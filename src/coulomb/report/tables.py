@@ -1,0 +1,230 @@
+"""Tables: cells that know their value, for sorting, marking the best and CSV."""
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entry.
+
+    Parameters
+    ----------
+    text
+        As shown.
+    value
+        To sort and to save by; None for a text or for nothing.
+    best
+        Whether it is the best of its column.
+    detail
+        Small print behind the text, such as a standard error.
+    tone
+        A word for the style sheet, such as a verdict; empty for none.
+    """
+
+    text: str
+    value: float | None = None
+    best: bool = False
+    detail: str = ""
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column.
+
+    Parameters
+    ----------
+    header
+        Above it.
+    numeric
+        Whether it holds numbers.
+    better
+        +1 if larger is better, -1 if smaller, 0 if neither.
+    wide
+        Whether it holds sentences.
+    """
+
+    header: str
+    numeric: bool = True
+    better: int = 0
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A caption, columns and rows; the first column names the row.
+
+    Parameters
+    ----------
+    key
+        Its name in files and links.
+    caption
+        What it shows.
+    columns
+        From left to right.
+    rows
+        As many cells each as there are columns.
+    note
+        Small print below it.
+    """
+
+    key: str
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+
+    @property
+    def csv(self) -> str:
+        """The table as comma-separated values, with full precision."""
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\r\n")
+        writer.writerow([harmless(column.header) for column in self.columns])
+        for row in self.rows:
+            writer.writerow([_saved(cell) for cell in row])
+        return file.getvalue()
+
+
+def number(value: float | None, *, digits: int = 3, detail: str = "") -> Cell:
+    """Make a cell of a number.
+
+    Parameters
+    ----------
+    value
+        The number; None or NaN leave the cell empty.
+    digits
+        Behind the point for numbers below a hundred or so.
+    detail
+        Small print.
+
+    Returns
+    -------
+    Cell
+        Shown with few digits, saved with all.
+
+    Examples
+    --------
+    >>> number(0.71234).text, number(12345.6).text, number(None).text
+    ('0.712', '12,346', '–')
+    """
+    if value is None or not math.isfinite(value):
+        return Cell("–")
+    return Cell(show(value, digits), float(value), detail=detail)
+
+
+def show(value: float, digits: int = 3) -> str:
+    """Write a number with as many digits as a reader wants.
+
+    Parameters
+    ----------
+    value
+        A finite number.
+    digits
+        Behind the point for numbers between 0.01 and 100.
+
+    Returns
+    -------
+    str
+        Plain or with a power of ten.
+
+    Examples
+    --------
+    >>> show(0.5), show(2000), show(0.00001234), show(4.49e7)
+    ('0.500', '2,000', '1.23e-05', '4.49e+07')
+    """
+    size = abs(value)
+    if size != 0 and (size < 10.0**-digits or size >= 1e6):
+        return f"{value:.2e}"
+    if size >= 1000 or (float(value).is_integer() and size >= 10):
+        return f"{value:,.0f}"
+    return f"{value:.{max(0, digits - (2 if size >= 100 else 0))}f}"
+
+
+def text(words: str, *, tone: str = "") -> Cell:
+    """Make a cell of words.
+
+    Parameters
+    ----------
+    words
+        What it says.
+    tone
+        A word for the style sheet.
+
+    Returns
+    -------
+    Cell
+        Without a value.
+    """
+    return Cell(words, tone=tone)
+
+
+def mark_best(table: Table, *, within: Sequence[int] | None = None) -> Table:
+    """Mark the best value of every column where better is defined.
+
+    Values that round to the same text as the best are marked too: the table does not
+    tell them apart.
+
+    Parameters
+    ----------
+    table
+        Any table.
+    within
+        The rows that take part; None for all.
+
+    Returns
+    -------
+    Table
+        With `best` set.
+
+    Examples
+    --------
+    >>> columns = (Column("method", numeric=False), Column("accuracy", better=1))
+    >>> rows = tuple((text(n), number(v)) for n, v in [("a", 0.7), ("b", 0.8)])
+    >>> [row[1].best for row in mark_best(Table("k", "c", columns, rows)).rows]
+    [False, True]
+    """
+    chosen = range(len(table.rows)) if within is None else within
+    rows = [list(row) for row in table.rows]
+    for place, column in enumerate(table.columns):
+        values = {i: rows[i][place].value for i in chosen}
+        known = {i: v for i, v in values.items() if v is not None}
+        if not column.better or len(known) < 2:
+            continue
+        winner = max(known, key=lambda i: column.better * known[i])
+        for i in known:
+            if rows[i][place].text == rows[winner][place].text:
+                rows[i][place] = replace(rows[i][place], best=True)
+    return replace(table, rows=tuple(tuple(row) for row in rows))
+
+
+def _saved(cell: Cell) -> str:
+    if cell.value is not None:
+        return repr(cell.value)
+    return "" if cell.text == "–" else harmless(cell.text)
+
+
+def harmless(words: str) -> str:
+    """Keep spreadsheets from running a cell that starts like a formula.
+
+    Parameters
+    ----------
+    words
+        A text of a cell.
+
+    Returns
+    -------
+    str
+        The same with an apostrophe before it, if it starts so.
+
+    Examples
+    --------
+    >>> harmless("=1+1"), harmless("svm")
+    ("'=1+1", 'svm')
+    """
+    return f"'{words}" if words.startswith(_FORMULA_STARTS) else words

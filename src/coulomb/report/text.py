@@ -1,0 +1,279 @@
+"""The section on text classification, with the published numbers beside ours."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coulomb.experiments.paper import MAPS, TASKS, paper_table
+from coulomb.experiments.records import Record
+from coulomb.experiments.summary import paired
+from coulomb.report.charts import Axis, Chart, Dots, Ink
+from coulomb.report.rows import (
+    Row,
+    Value,
+    by_row,
+    clean,
+    estimate,
+    metric,
+    seconds,
+    slug,
+)
+from coulomb.report.sections import Group, Section
+from coulomb.report.sweeps import (
+    averaged,
+    by_constants,
+    place_of,
+    sweep,
+    whose,
+    whose_short,
+)
+from coulomb.report.tables import Cell, Column, Table, mark_best, number, text
+
+_SHARED = ("task", "changes")
+_BLIND = "label-blindness"
+_NAMES = {
+    "sst2": "SST-2",
+    "qqp": "Quora Question Pairs",
+    "rotten_tomatoes": "Rotten Tomatoes",
+}
+_SERIES = {
+    "": ("trained here, ± 2 s.e.", Ink(1, 0, 0)),
+    "norm-matched": ("norm-matched control", Ink(2, 0, 1)),
+    "noise-only": ("noise-only control", Ink(3, 0, 2)),
+}
+# Series of one row stand a little apart, so that none covers another.
+_OFFSETS = {"": -0.2, "norm-matched": 0.0, "noise-only": 0.2}
+_PUBLISHED = ("published", Ink(7, 0, 4))
+# Metric, heading, whether more is better, and the column of the published table.
+_COLUMNS: tuple[tuple[Value, str, int, str], ...] = (
+    (metric("accuracy"), "accuracy", 1, "accuracy"),
+    (metric("f1_macro"), "F1 macro", 1, "f1_macro"),
+    (metric("roc_auc"), "ROC-AUC", 1, "roc_auc"),
+    (metric("mcc"), "MCC", 1, "mcc"),
+    (metric("log_loss"), "log loss", -1, "log_loss"),
+    (metric("brier"), "Brier", -1, "brier"),
+    (metric("ece"), "ECE", -1, ""),
+    (metric("ece_paper"), "ECE, the paper’s way", 0, "ece"),
+    (seconds("total"), "seconds", -1, "train_seconds"),
+)
+
+
+def text_section(records: Sequence[Record]) -> Section:
+    """Show every row of the paper's tables, its controls, and bags of words.
+
+    Parameters
+    ----------
+    records
+        Of the experiment `text`.
+
+    Returns
+    -------
+    Section
+        Charts and a table for each task.
+    """
+    tasks: dict[str, list[Record]] = {}
+    for record in records:
+        tasks.setdefault(clean(record.job.get("task") or "text"), []).append(record)
+    groups, tables = [], []
+    for task, part in tasks.items():
+        rows = [record for record in part if record.job.get("method") != _BLIND]
+        published = _published(task)
+        name = _NAMES.get(task, task)
+        splits = ", ".join(sorted({clean(r.split) for r in rows}))
+        for constants, chosen in by_constants(rows).items():
+            key = f"text-{slug(task)}-{slug(constants)}"
+            theirs = published if constants == "paper" else {}
+            charts = [_accuracies(key, chosen, theirs), _gains(key, chosen, theirs)]
+            shown = tuple(chart for chart in charts if chart.layers)
+            title = f"{name} ({splits} split), {whose(constants).lower()}"
+            groups.append(Group(title, shown, shared=False))
+        tables.append(_table(slug(task), f"{name}, {splits} split", rows, published))
+    return Section(
+        "text",
+        "Text classification",
+        "Text",
+        (
+            "Each Kernel row is a Vanilla row whose particles Phase A has moved. Its "
+            "controls move them just as far without the labels: to the same norms, or "
+            "by noise alone. Bags of words say what there is to beat.",
+        ),
+        tuple(group for group in groups if group.charts),
+        tuple(table for table in tables if table.rows),
+    )
+
+
+def head_groups(records: Sequence[Record]) -> list[Group]:
+    """Show accuracy in attention against the number of particles of a head.
+
+    Parameters
+    ----------
+    records
+        Of the experiment `budget`, those with a task.
+
+    Returns
+    -------
+    list of Group
+        One for each task.
+    """
+    tasks: dict[str, list[Record]] = {}
+    for record in records:
+        tasks.setdefault(clean(record.job.get("task")), []).append(record)
+    groups = []
+    for task, part in tasks.items():
+        budgets = {m for record in part if (m := place_of(record, "n_components"))}
+        axis = Axis("particles M per head", log=True, ticks=tuple(sorted(budgets)))
+        charts = [
+            sweep(
+                f"heads-{slug(task)}-{slug(constants)}",
+                f"Accuracy, {whose(constants).lower()}",
+                ("n_components", axis),
+                Axis("accuracy"),
+                by_row(chosen, (*_SHARED, "n_components")),
+                metric("accuracy"),
+            )
+            for constants, chosen in by_constants(part).items()
+        ]
+        name = f"Attention on {_NAMES.get(task, task)}"
+        groups.append(Group(name, tuple(chart for chart in charts if chart.layers)))
+    return groups
+
+
+def _published(task: str) -> dict[str, dict[str, Any]]:
+    if task not in TASKS:
+        return {}
+    return {line["row"]: line for line in paper_table(task)}
+
+
+def _accuracies(
+    key: str, records: Sequence[Record], published: Mapping[str, Mapping[str, Any]]
+) -> Chart:
+    rows = _ordered(records)
+    names = list(dict.fromkeys(row.method for row in rows))
+    layers = []
+    for control, (series, ink) in _SERIES.items():
+        values, places, reach = [], [], []
+        for row, part in rows.items():
+            point = estimate(map(metric("accuracy"), part))
+            if row.control == control and point is not None:
+                values.append(point.mean)
+                places.append(names.index(row.method) + _OFFSETS[control])
+                reach.append(2 * point.standard_error)
+        if values:
+            layers.append(Dots(series, tuple(values), tuple(places), tuple(reach), ink))
+    known = [name for name in names if name in published]
+    if known:
+        values = [float(published[name]["accuracy"]) for name in known]
+        places = [float(names.index(name)) for name in known]
+        layers.append(
+            Dots(_PUBLISHED[0], tuple(values), tuple(places), (), _PUBLISHED[1])
+        )
+    return Chart(
+        f"{key}-accuracy",
+        "Accuracy of every row",
+        Axis("accuracy"),
+        Axis("", names=tuple(names)),
+        tuple(layers),
+        "Means over seeds. Published values are single runs.",
+    )
+
+
+def _gains(
+    key: str, records: Sequence[Record], published: Mapping[str, Mapping[str, Any]]
+) -> Chart:
+    """Kernel minus Vanilla and minus its controls, paired by seed."""
+    parts: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        if metric("accuracy")(record) is not None:
+            place = (
+                clean(record.job.get("method")),
+                clean(record.job.get("control") or ""),
+            )
+            parts.setdefault(place, []).append(record)
+    maps = [name for name in MAPS if (f"kernel-{name}", "") in parts]
+    rivals = (
+        ("minus Vanilla", "vanilla", "", Ink(1, 0, 0)),
+        ("minus norm-matched control", "kernel", "norm-matched", Ink(2, 0, 1)),
+        ("minus noise-only control", "kernel", "noise-only", Ink(3, 0, 2)),
+    )
+    layers = []
+    for series, prefix, control, ink in rivals:
+        values, places, reach = [], [], []
+        for i, name in enumerate(maps):
+            theirs = parts.get((f"{prefix}-{name}", control), [])
+            gap = paired(parts[f"kernel-{name}", ""], theirs, "accuracy")
+            if gap.n:
+                values.append(gap.mean)
+                places.append(i + _OFFSETS[control])
+                reach.append(2 * gap.standard_error)
+        if values:
+            layers.append(Dots(series, tuple(values), tuple(places), tuple(reach), ink))
+    known = [name for name in maps if f"kernel-{name}" in published]
+    if known:
+        gaps = [
+            published[f"kernel-{name}"]["accuracy"]
+            - published[f"vanilla-{name}"]["accuracy"]
+            for name in known
+        ]
+        places = [float(maps.index(name)) for name in known]
+        title = "minus Vanilla, published"
+        layers.append(Dots(title, tuple(gaps), tuple(places), (), _PUBLISHED[1]))
+    return Chart(
+        f"{key}-gains",
+        "What Phase A gains",
+        Axis("accuracy, Kernel minus other", zero=True),
+        Axis("", names=tuple(maps)),
+        tuple(layers),
+        "Paired by seed, ± 2 standard errors. A gain that is there against Vanilla but "
+        "not against the norm-matched control is a gain of the norms alone.",
+    )
+
+
+def _table(
+    key: str,
+    caption: str,
+    records: Sequence[Record],
+    published: Mapping[str, Mapping[str, Any]],
+) -> Table:
+    columns = [Column("row", numeric=False), Column("constants", numeric=False)]
+    for _, heading, better, theirs in _COLUMNS:
+        columns.append(Column(heading, better=better))
+        if theirs and published:
+            columns.append(Column(f"{heading} published"))
+    columns.append(Column("seeds"))
+    body = []
+    for row, part in _ordered(records).items():
+        quoted = published.get(row.method, {})
+        if row.control or row.constants != "paper":
+            quoted = {}
+        cells = [text(_row_name(row)), text(whose_short(row.constants))]
+        for value, _, _, theirs in _COLUMNS:
+            cells.append(averaged(estimate(map(value, part))))
+            if theirs and published:
+                shown = number(quoted.get(theirs, math.nan))
+                cells.append(Cell(shown.text, shown.value, tone="paper"))
+        cells.append(number(len(part), digits=0))
+        body.append(tuple(cells))
+    return mark_best(
+        Table(
+            f"text-{key}",
+            caption,
+            tuple(columns),
+            tuple(body),
+            "Mean ± standard error over seeds; ● marks the best mean of a column; "
+            "published values, single runs, in italics.",
+        )
+    )
+
+
+def _ordered(records: Sequence[Record]) -> dict[Row, list[Record]]:
+    """Sort rows as the paper does, each map's Vanilla, Kernel and controls together."""
+    first = ["softmax", "favor-wqwk", "performer", "linformer"]
+    pairs = [f"{kind}-{name}" for name in MAPS for kind in ("vanilla", "kernel")]
+    order = {name: i for i, name in enumerate(first + pairs)}
+    rows = by_row(records, _SHARED)
+    by_place = sorted(rows, key=lambda row: order.get(row.method, len(order)))
+    return {row: rows[row] for row in by_place}
+
+
+def _row_name(row: Row) -> str:
+    return f"{row.method}, {row.control} control" if row.control else row.method

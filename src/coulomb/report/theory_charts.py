@@ -1,0 +1,287 @@
+"""Charts of the theory, from the numbers that `--json` of its two verbs writes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from coulomb._support.errors import FileFormatError
+from coulomb.report.charts import (
+    Axis,
+    Chart,
+    Curve,
+    Field,
+    Histogram,
+    Ink,
+    Layer,
+    Numbers,
+    numbers,
+)
+
+_PARTICLES, _DENSITY, _REST = Ink(1), Ink(2), Ink(0, 1)
+_BINS = 40
+_SHOWN_TIMES = 5
+
+
+def meanfield_charts(key: str, data: Mapping[str, Any]) -> list[Chart]:
+    """Chart the density in time with particles on top, the free energy and the gap.
+
+    Parameters
+    ----------
+    key
+        Start of the charts' names.
+    data
+        "points", "equilibrium", "flow" and "gap", as `coulomb meanfield --json`
+        writes them.
+
+    Returns
+    -------
+    list of Chart
+        Three.
+    """
+    try:
+        points = np.array(data["points"], dtype=np.float64)
+        draw = _density_on_line if points.shape[1] == 1 else _density_in_plane
+        return [
+            draw(key, points, data),
+            _free_energy(key, data["flow"], data["equilibrium"]),
+            _gap(key, data["gap"]),
+        ]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise FileFormatError(
+            f"The mean-field numbers lack a part: {error!r}; write them again with "
+            "`coulomb meanfield --json`."
+        ) from error
+
+
+def deviation_charts(key: str, data: Mapping[str, Any]) -> list[Chart]:
+    """Chart log-probabilities against the speed, and the free energy against N.
+
+    Parameters
+    ----------
+    key
+        Start of the charts' names.
+    data
+        "deviations" and "free_energy", as `coulomb deviations --json` writes them.
+
+    Returns
+    -------
+    list of Chart
+        Two.
+    """
+    try:
+        return [
+            _rarity(key, data["deviations"]),
+            _partition(key, data["free_energy"]),
+        ]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise FileFormatError(
+            f"The large-deviation numbers lack a part: {error!r}; write them again "
+            "with `coulomb deviations --json`."
+        ) from error
+
+
+def _density_on_line(key: str, points: Any, data: Mapping[str, Any]) -> Chart:
+    x = numbers(points[:, 0])
+    flow, gap = data["flow"], data["gap"]
+    particles = np.array(gap["positions"][-1], dtype=np.float64)[..., 0].ravel()
+    heights, edges = np.histogram(particles, bins=_BINS, density=True)
+    times = flow["times"]
+    chosen = np.unique(np.linspace(0, len(times) - 1, _SHOWN_TIMES).round().astype(int))
+    layers: list[Layer] = [
+        Histogram(
+            f"particles at t = {times[-1]:.3g}",
+            numbers(edges),
+            numbers(heights),
+            _PARTICLES,
+        )
+    ]
+    slots = (6, 3, 4, 5, 2)[-len(chosen) :]
+    for i, slot in zip(chosen, slots, strict=True):
+        layers.append(
+            Curve(
+                f"density at t = {times[i]:.3g}",
+                x,
+                numbers(flow["densities"][i]),
+                ink=Ink(slot),
+                points=False,
+            )
+        )
+    rest = numbers(data["equilibrium"]["density"])
+    layers.append(Curve("equilibrium", x, rest, ink=_REST, points=False))
+    return Chart(
+        f"{key}-density",
+        "Density evolving, with particles on top",
+        Axis("position w"),
+        Axis("probability density"),
+        tuple(layers),
+        "The McKean-Vlasov density at several times, its equilibrium, and the "
+        f"Langevin particles ({gap['counts'][-1]:g} of them, all runs together).",
+    )
+
+
+def _density_in_plane(key: str, points: Any, data: Mapping[str, Any]) -> Chart:
+    gap = data["gap"]
+    density = np.array(gap["density"], dtype=np.float64)
+    columns = [np.unique(points[:, axis].round(9)) for axis in range(2)]
+    field = np.full((len(columns[1]), len(columns[0])), np.nan)
+    places = [
+        np.searchsorted(each, points[:, i].round(9)) for i, each in enumerate(columns)
+    ]
+    field[places[1], places[0]] = density
+    particles = np.array(gap["positions"][-1], dtype=np.float64)[0]
+    return Chart(
+        f"{key}-density",
+        "Density, with particles on top",
+        Axis("position w₁"),
+        Axis("position w₂"),
+        (
+            Field(
+                "probability density",
+                numbers(columns[0]),
+                numbers(columns[1]),
+                tuple(numbers(row) for row in field),
+            ),
+            Curve(
+                "particles of one run",
+                numbers(particles[:, 0]),
+                numbers(particles[:, 1]),
+                ink=_PARTICLES,
+                line=False,
+            ),
+        ),
+        "The McKean-Vlasov density at the last time and the Langevin particles.",
+        square=True,
+    )
+
+
+def _free_energy(key: str, flow: Mapping[str, Any], rest: Mapping[str, Any]) -> Chart:
+    times = numbers(flow["step_times"])
+    level = float(rest["free_energy"])
+    excess = tuple(value - level for value in numbers(flow["free_energies"]))
+    # The last steps are at the rounding of the equilibrium itself.
+    kept = [i for i, value in enumerate(excess) if value > 1e-10 * (1 + abs(level))]
+    return Chart(
+        f"{key}-energy",
+        "The free energy falls",
+        Axis("time t"),
+        Axis("F(ρₜ) − F(equilibrium)", log=True),
+        (
+            Curve(
+                "free energy above equilibrium",
+                tuple(times[i] for i in kept),
+                tuple(excess[i] for i in kept),
+                ink=_DENSITY,
+                points=False,
+            ),
+        ),
+        f"At every accepted step. The equilibrium's free energy is {level:.6g}.",
+    )
+
+
+def _gap(key: str, gap: Mapping[str, Any]) -> Chart:
+    counts = numbers(gap["counts"])
+    layers: list[Layer] = []
+    for name, part, ink in (
+        ("observable, r.m.s. error", "observable", _PARTICLES),
+        ("W₁ distance", "first", _DENSITY),
+    ):
+        fit = gap.get(f"{part}_exponent")
+        if fit is None:
+            continue
+        values, errors = numbers(gap[part]), numbers(gap[f"{part}_errors"])
+        layers.append(_measured(f"{name}, ± 2 s.e.", counts, values, errors, ink))
+        line = np.exp(fit["intercept"]) * np.array(counts) ** fit["slope"]
+        words = f"N^{fit['slope']:.2f} (95 %: {fit['low']:.2f} to {fit['high']:.2f})"
+        layers.append(
+            Curve(
+                f"{name.split(',')[0]}: {words}",
+                counts,
+                numbers(line),
+                ink=Ink(ink.slot, 1),
+                points=False,
+            )
+        )
+    return Chart(
+        f"{key}-gap",
+        "Gap between particles and density",
+        Axis("number of particles N", log=True, ticks=counts),
+        Axis("distance", log=True),
+        tuple(layers),
+        "Langevin particles against the solution of the McKean-Vlasov equation, with "
+        "the fitted powers of N.",
+    )
+
+
+def _rarity(key: str, curve: Mapping[str, Any]) -> Chart:
+    speeds = numbers(curve["speeds"])
+    values = numbers(curve["log_probabilities"])
+    errors = numbers(curve["standard_errors"])
+    fit, rate = curve["fit"], float(curve["rate"])
+    same = np.allclose(speeds, numbers(curve["counts"]))
+    return Chart(
+        f"{key}-rarity",
+        "Deviations become rare",
+        Axis("number of particles N" if same else "speed β_N"),
+        Axis("log P(|∫f dμ_N − f*| ≥ δ)"),
+        (
+            _measured("measured, ± 2 s.e.", speeds, values, errors, _PARTICLES),
+            Curve(
+                f"predicted, rate {rate:.3f}, no prefactor",
+                speeds,
+                numbers(curve["predictions"]),
+                ink=_REST,
+                points=False,
+            ),
+        ),
+        f"Fitted rate {fit['slope']:.3f} ± {fit['standard_error']:.3f} (with the "
+        f"prefactor of sharp large deviations); predicted {rate:.3f}.",
+    )
+
+
+def _partition(key: str, curve: Mapping[str, Any]) -> Chart:
+    counts = numbers(curve["counts"])
+    limit = float(curve["limit"])
+    ends: Numbers = (counts[0], counts[-1])
+    return Chart(
+        f"{key}-partition",
+        "Free energy of N particles",
+        Axis("number of particles N", log=True, ticks=counts),
+        Axis("−log Z_N / β_N"),
+        (
+            _measured(
+                "measured, ± 2 s.e.",
+                counts,
+                numbers(curve["values"]),
+                numbers(curve["standard_errors"]),
+                _PARTICLES,
+            ),
+            Curve(
+                "mean field at β_N / N",
+                counts,
+                numbers(curve["finite_limits"]),
+                ink=Ink(2, 1),
+                points=False,
+            ),
+            Curve("limit", ends, (limit, limit), ink=_REST, points=False),
+        ),
+        f"The variational limit is {limit:.6g}.",
+    )
+
+
+def _measured(
+    name: str, x: Sequence[float], y: Numbers, errors: Numbers, ink: Ink
+) -> Curve:
+    return Curve(
+        name,
+        tuple(x),
+        y,
+        tuple(v - 2 * e for v, e in zip(y, errors, strict=True)),
+        tuple(v + 2 * e for v, e in zip(y, errors, strict=True)),
+        tuple(
+            f"{a:g}: {v:.4g} ± {2 * e:.2g}"
+            for a, v, e in zip(x, y, errors, strict=True)
+        ),
+        ink,
+        line=False,
+    )

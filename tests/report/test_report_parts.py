@@ -1,0 +1,206 @@
+"""Parts of the page: charts, colours, tables, the animation's bytes, the verb."""
+
+import base64
+import math
+
+import numpy as np
+import pytest
+import typer
+from report_cases import (
+    COMMON,
+    make_deviations,
+    make_frames,
+    make_meanfield,
+    make_record,
+    make_runtime,
+    write_results,
+)
+from typer.testing import CliRunner
+
+from coulomb._support.files import write_json
+from coulomb.cli.report import report
+from coulomb.report.charts import Axis, Chart, Curve, Dots, Field, Histogram, Ink
+from coulomb.report.charts import drawable as keep
+from coulomb.report.interactive import interactive
+from coulomb.report.movie import pack, read_runs
+from coulomb.report.palette import _TONES, DARK, LIGHT
+from coulomb.report.printed import printed
+from coulomb.report.rows import Row, by_row, row_inks
+from coulomb.report.sections import chart_numbers, draw
+from coulomb.report.sweeps import averaged, tick
+from coulomb.report.tables import Column, Table, mark_best, number, text
+from coulomb.report.theory_charts import deviation_charts, meanfield_charts
+
+X, Y = Axis("x"), Axis("y")
+
+
+def luminance(colour):
+    """Relative luminance, as the Web Content Accessibility Guidelines define it."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+        for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(first, second):
+    low, high = sorted([luminance(first), luminance(second)])
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_text_is_readable(theme):
+    tones = {name: pair[theme] for name, pair in _TONES.items()}
+    for ground in ("page", "surface", "raised"):
+        for word in ("text", "muted", "accent"):
+            assert contrast(tones[word], tones[ground]) >= 4.5, (word, ground)
+    for word in ("good", "bad", "open", "accent"):
+        assert contrast(tones[word], tones[f"{word}-soft"]) >= 4.5, word
+        assert contrast(tones[word], tones["surface"]) >= 4.5, word
+
+
+def test_lines_can_be_seen():
+    """Thin lines stand out at 2 to 1 at least; dash and marker tell them apart too."""
+    assert min(contrast(colour, "#ffffff") for colour in LIGHT) > 2
+    assert min(contrast(colour, _TONES["surface"][1]) for colour in DARK) > 3
+
+
+def test_no_two_rows_look_the_same():
+    rows = [
+        Row("langevin", "paper", control, (("strength", str(strength)),))
+        for strength in range(6)
+        for control in ("", "norm-matched", "noise-only")
+    ]
+    rows += [Row(f"method {i}", "paper", "", ()) for i in range(14)]
+    looks = {(ink.slot, ink.dash) for ink in row_inks(rows).values()}
+    assert len(looks) == len(rows) == 32
+    assert row_inks([Row("langevin", "default", "", ())]).popitem()[1].slot == 1
+
+
+def test_what_an_axis_cannot_show_is_left_out():
+    curve = Curve(
+        "a",
+        (0.0, 1.0, 2.0, 3.0),
+        (1.0, 2.0, math.nan, 4.0),
+        (0.5, -1.0, 0.0, 3.0),
+        (1.5, 5.0, 9.0, 5.0),
+        ("p", "q", "r", "s"),
+    )
+    chart = Chart("k", "t", Axis("x", log=True), Axis("y", log=True), (curve,))
+    (kept,) = keep(chart).layers
+    assert (kept.x, kept.y, kept.notes) == ((1.0, 3.0), (2.0, 4.0), ("q", "s"))
+    assert kept.low == (0.2, 3.0)  # a tenth of the value, where the band reaches zero
+    empty = Curve("b", (0.0,), (1.0,))
+    assert keep(Chart("k", "t", Axis("x", log=True), Y, (empty,))).layers == ()
+
+
+def test_both_drawings_show_the_same_numbers():
+    curve = Curve("a", (1.0, 2.0), (3.0, 5.0), (2.0, 4.0), (4.0, 6.0), ink=Ink(2, 1))
+    chart = Chart("k", "t", X, Y, (curve,), "c")
+    band, line = interactive(chart)["data"]
+    assert line["x"] == [1.0, 2.0]
+    assert line["y"] == [3.0, 5.0]
+    assert band["y"] == [4.0, 6.0, 4.0, 2.0]
+    assert line["line"]["color"] == LIGHT[2]
+    picture = draw(chart, own_legend=True)
+    assert picture.csv.splitlines()[1:] == ["a,1.0,3.0,2.0,4.0", "a,2.0,5.0,4.0,6.0"]
+    assert picture.svg.startswith(b"<?xml")
+    assert picture.png.startswith(b"\x89PNG")
+    assert "a: 3 at 1, 5 at 2." in picture.alt
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Histogram("h", (0.0, 1.0, 2.0), (1.0, 2.0)),
+        Field("f", (0.0, 1.0), (0.0, 1.0), ((1.0, 2.0), (3.0, math.nan))),
+        Dots("d", (0.5, math.nan), (0.0, 1.0), (0.1, math.nan)),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_every_kind_of_layer_is_drawn(layer):
+    names = ("one", "=two") if isinstance(layer, Dots) else ()
+    chart = keep(Chart("k", "t", X, Axis("y", names=names), (layer,), square=True))
+    assert len(interactive(chart)["data"]) == 1
+    svg, png = printed(chart)
+    assert svg.startswith(b"<?xml")
+    assert png.startswith(b"\x89PNG")
+    assert chart_numbers(chart).count("\n") >= 2
+    assert chart.alt
+
+
+def test_the_best_is_marked_with_its_ties():
+    columns = (Column("a", numeric=False), Column("up", better=1), Column("down"))
+    values = [(0.5, 1.0), (0.9, 2.0), (0.90001, 3.0), (None, 4.0)]
+    rows = tuple((text("r"), number(a), number(b)) for a, b in values)
+    table = mark_best(Table("k", "c", columns, rows))
+    assert [row[1].best for row in table.rows] == [False, True, True, False]
+    assert not any(row[2].best for row in table.rows)
+
+
+def test_one_trial_has_no_error():
+    record = make_record("noise", COMMON | {"method": "svm"}, {"accuracy": 0.5})
+    (part,) = by_row([record], COMMON).values()
+    assert part == [record]
+    from coulomb.report.rows import estimate
+
+    cell = averaged(estimate([0.5]))
+    assert (cell.text, cell.detail) == ("0.500", "")
+    assert averaged(None).text == "–"
+    assert tick(0.0) == "0"
+
+
+def test_frames_keep_their_places(tmp_path):
+    """Sixteen bits keep positions to a 65535th of their range."""
+    frames = make_frames(5, 7, 4)
+    write_json(tmp_path / "frames.json", frames)
+    (first, _) = read_runs(tmp_path / "frames.json")
+    packed = pack([first])["runs"][0]
+    kept = packed["positions"]
+    words = np.frombuffer(base64.b64decode(kept["data"]), "<u2").reshape(5, 2, 7)
+    found = kept["low"] + words * (kept["high"] - kept["low"]) / 65535
+    span = np.ptp(first.positions)
+    wanted = first.positions.transpose(0, 2, 1)
+    assert np.abs(found - wanted).max() <= 0.51 * span / 65535
+    assert packed["n_particles"] == 7
+
+
+def test_density_in_the_plane():
+    data = make_meanfield()
+    axis = np.linspace(-1, 1, 5)
+    points = np.array([(x, y) for y in axis for x in axis if x * x + y * y <= 1])
+    data["points"] = points.tolist()
+    data["gap"] |= {
+        "density": points[:, 0].tolist(),
+        "positions": [[[[0.1, 0.2], [0.3, 0.4]]]],
+        "first_exponent": None,
+    }
+    density, energy, gap = meanfield_charts("k", data)
+    field, cloud = density.layers
+    assert field.z[2] == pytest.approx(axis)  # the row y = 0 is whole
+    assert math.isnan(field.z[0][0])
+    assert cloud.x == (0.1, 0.3)
+    assert energy.layers[0].y == pytest.approx([1.0, 0.5, 0.1])
+    assert len(gap.layers) == 2
+
+
+def test_deviations_show_measurement_and_prediction():
+    rarity, partition = deviation_charts("k", make_deviations())
+    measured, predicted = rarity.layers
+    assert measured.y == pytest.approx([-1.2, -2.4, -4.8])
+    assert measured.high[0] - measured.y[0] == pytest.approx(0.2)  # two errors of 0.1
+    assert predicted.y == pytest.approx([-1.0, -2.0, -4.0])
+    assert "0.260 ± 0.010" in rarity.caption
+    assert partition.layers[-1].y == (-0.42, -0.42)
+
+
+def test_the_verb(tmp_path):
+    app = typer.Typer()
+    app.command()(report)
+    write_results(tmp_path, other=make_runtime())
+    out = tmp_path / "pages" / "page.html"
+    done = CliRunner().invoke(app, [str(tmp_path), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert done.output == f"Page: {out}\n"
+    assert out.read_text().startswith("<!doctype html>")
