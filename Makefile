@@ -27,13 +27,14 @@ $(STAMP): pyproject.toml constraints.txt
 	@mkdir -p $(MPLCONFIGDIR)
 	@echo "Compiling the hot loops, once ..."
 	$(BIN)/python -c "from coulomb.kernels.langevin import warm_up; warm_up()"
+	$(BIN)/python -c "from coulomb.text._packed_fast import warm_up; warm_up()"
 	@touch $@
 
 run: install
 	$(BIN)/coulomb demo
 
 test: install check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2
 
 check: install
 	$(BIN)/ruff check .

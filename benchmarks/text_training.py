@@ -5,7 +5,8 @@ operations with a key mask, `torch.optim.Adam` over the whole vocabulary. The pa
 is `packed_logits`, a vocabulary trimmed to the tokens seen, and the fused Adam. Both
 start from the same weights and see the same batches. Losses are compared without
 dropout; times are taken with it, in alternating blocks of steps in one process, as
-processor time of one thread.
+processor time of one thread. Evaluation is timed in the same way, and with `--phase-a`
+the steps of Phase A.
 
 With `--data-dir` sentences are real; without, they are random tokens with lengths of
 the same distribution.
@@ -32,10 +33,11 @@ from coulomb.attention import (
     Linformer,
     Performer,
     SoftmaxAttention,
+    align,
 )
 from coulomb.text.batches import TokenBatch, pad
 from coulomb.text.optimiser import make_optimiser, trim_vocabulary
-from coulomb.text.packed import packed_logits
+from coulomb.text.packed import PackedHeads, packed_logits
 
 VOCABULARY, LENGTH, BATCH, LR = 30_522, 128, 64, 2e-4
 MAPS = ("softmaxfeat", "elu", "softplus", "sigmoid2", "cos2", "favor")
@@ -201,6 +203,22 @@ def batches_of(rows: Sequence[tuple[list[int], int]]) -> list[TokenBatch]:
 Step = Callable[[TokenBatch, int], float]
 
 
+def race(
+    ways: dict[str, Step], batches: list[TokenBatch], steps: int, block: int
+) -> dict[str, float]:
+    """Take turns; give the processor time of each in all, in seconds."""
+    for step in ways.values():
+        step(batches[0], 0)
+    seconds = dict.fromkeys(ways, 0.0)
+    for start in range(0, steps, block):
+        for name, step in ways.items():
+            begin = time.process_time()
+            for number in range(start, min(start + block, steps)):
+                step(batches[number % len(batches)], number)
+            seconds[name] += time.process_time() - begin
+    return seconds
+
+
 def naive_step(model: KernelEncoder, row: str) -> Step:
     plain = row.startswith(("shared", "learned"))
     net = PlainEncoder(model) if plain else model
@@ -234,19 +252,51 @@ def packed_step(model: KernelEncoder, kept: Tensor, *, drops: bool) -> Step:
     return step
 
 
-def both(row: str, dropout: float, seen: Tensor) -> dict[str, Step]:
+def build(row: str, dropout: float) -> KernelEncoder:
     shape = EncoderSettings(VOCABULARY, 2, dropout=dropout, max_length=LENGTH)
-    models = [KernelEncoder(shape, attention_of(row), generator=0) for _ in range(2)]
-    trimmed, kept = trim_vocabulary(models[1], seen)
-    drops = dropout > 0
+    return KernelEncoder(shape, attention_of(row), generator=0)
+
+
+def both(row: str, dropout: float, seen: Tensor) -> dict[str, Step]:
+    trimmed, kept = trim_vocabulary(build(row, dropout), seen)
     return {
-        "naive": naive_step(models[0].train(), row),
-        "packed": packed_step(trimmed.train(), kept, drops=drops),
+        "naive": naive_step(build(row, dropout).train(), row),
+        "packed": packed_step(trimmed.train(), kept, drops=dropout > 0),
     }
 
 
+def evaluations(row: str) -> dict[str, Step]:
+    model = build(row, 0.1).eval()
+    plain = row.startswith(("shared", "learned"))
+    net = PlainEncoder(model).eval() if plain else model
+
+    @torch.inference_mode()
+    def naive(batch: TokenBatch, _: int) -> float:
+        return float(net(*pad(batch, LENGTH)).sum())
+
+    @torch.inference_mode()
+    def packed(batch: TokenBatch, _: int) -> float:
+        return float(packed_logits(model, batch).sum())
+
+    return {"naive": naive, "packed": packed}
+
+
+def alignments(row: str) -> dict[str, Step]:
+    model = build(row, 0.1).eval()
+    silent = {"held_out": None, "progress": False, "max_steps": 1, "watched": 1}
+
+    def naive(batch: TokenBatch, _: int) -> float:
+        return align(model, [(*pad(batch, LENGTH), batch.labels)], **silent).norms[0]
+
+    def packed(batch: TokenBatch, _: int) -> float:
+        given = [(batch, batch.labels)]
+        return align(model, given, evaluate=PackedHeads(), **silent).norms[0]
+
+    return {"naive": naive, "packed": packed}
+
+
 def compare(
-    row: str, batches: list[TokenBatch], steps: int, block: int
+    row: str, batches: list[TokenBatch], args: argparse.Namespace
 ) -> dict[str, float]:
     """Race the two, and say how well their losses agree without dropout."""
     seen = torch.cat([batch.token_ids for batch in batches])
@@ -256,27 +306,34 @@ def compare(
         for number, batch in enumerate(batches[:6])
     ]
     differ = max(abs(a - b) / abs(a) for a, b in pairs)
-    ways = both(row, 0.1, seen)
-    for number in range(2):
-        for step in ways.values():
-            step(batches[number], number)
-    seconds = dict.fromkeys(ways, 0.0)
-    for start in range(0, steps, block):
-        for name, step in ways.items():
-            begin = time.process_time()
-            for number in range(start, min(start + block, steps)):
-                step(batches[number % len(batches)], number)
-            seconds[name] += time.process_time() - begin
-    used = [len(batches[n % len(batches)].token_ids) for n in range(steps)]
-    ms = {f"{name}_ms": 1e3 * total / steps for name, total in seconds.items()}
-    ratio = seconds["naive"] / seconds["packed"]
-    return {
-        **ms,
-        "ratio": ratio,
+    turns = batches, args.steps, args.block
+    seconds = race(both(row, 0.1, seen), *turns)
+    scoring = race(evaluations(row), *turns)
+    found = {
+        "naive_ms": 1e3 * seconds["naive"] / args.steps,
+        "packed_ms": 1e3 * seconds["packed"] / args.steps,
+        "ratio": seconds["naive"] / seconds["packed"],
+        "evaluation_ratio": scoring["naive"] / scoring["packed"],
         "losses_differ": differ,
-        "tokens_per_step": float(np.mean(used)),
+        "tokens_per_batch": len(seen) / len(batches),
         "vocabulary": float(len(seen.unique())),
     }
+    if args.phase_a and row.startswith(("shared", "learned")):
+        phase = race(alignments(row), *turns)
+        found["phase_a_ratio"] = phase["naive"] / phase["packed"]
+    return found
+
+
+def show(name: str, row: str, result: dict[str, float], target: float) -> None:
+    phase = result.get("phase_a_ratio")
+    print(
+        f"{name:16} {row:20} naive {result['naive_ms']:6.1f} ms, packed "
+        f"{result['packed_ms']:5.1f} ms: {result['ratio']:5.2f}x (target {target:g}); "
+        f"evaluation {result['evaluation_ratio']:5.2f}x; "
+        + (f"Phase A {phase:5.2f}x; " if phase else "")
+        + f"losses differ by {result['losses_differ']:.1e}",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -292,6 +349,7 @@ def main() -> None:
         default=["shared-softmaxfeat"],
         help="attention, such as shared-elu, learned-favor, softmax; or all",
     )
+    parser.add_argument("--phase-a", action="store_true", help="race Phase A, too")
     parser.add_argument("--sets", nargs="+", default=list(SOURCES), choices=SOURCES)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -309,14 +367,9 @@ def main() -> None:
         )
         batches = batches_of(found)
         for row in rows:
-            result = compare(row, batches, args.steps, args.block)
+            result = compare(row, batches, args)
             results.append({"set": name, "row": row, **result})
-            print(
-                f"{name:16} {row:20} naive {result['naive_ms']:6.1f} ms, packed "
-                f"{result['packed_ms']:5.1f} ms: {result['ratio']:5.2f}x (target "
-                f"{source.target:g}); losses differ by {result['losses_differ']:.1e}",
-                flush=True,
-            )
+            show(name, row, result, source.target)
     if args.json:
         machine = {
             "torch": torch.__version__,

@@ -1,4 +1,4 @@
-"""The compiled loops themselves; the only module that imports numba.
+"""The compiled loops of the particle system.
 
 They live in one file because numba decides by the age of a function's own file whether
 its cached machine code is stale: loops that call each other must age together.

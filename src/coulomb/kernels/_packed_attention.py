@@ -161,8 +161,7 @@ def attend_features_back(  # numpydoc ignore=PR01
     """Pull a gradient back through `attend_features`.
 
     `grads` holds those of the features of queries and keys (the latter empty if they
-    are the same), of the values, and what is to be added to every feature of a key,
-    which is the gradient of one over w_j.
+    are the same), of the values, and of minus the logarithm of w_j, for each key.
     """
     q, k = features
     v, cv = values
@@ -190,7 +189,7 @@ def attend_features_back(  # numpydoc ignore=PR01
                 inverse = inverses[i0 + i]
                 _pull_row(scratch[i], block[i], mean, inverse, weights, n, extras)
             for j in range(n):
-                grad_keys[i0 + j] = extras[j] * weights[j]
+                grad_keys[i0 + j] = extras[j]
             if same:
                 for i in range(n):
                     for j in range(i + 1):

@@ -4,6 +4,9 @@ At the length of a sentence a call of BLAS costs more than the product it is for
 loops that the compiler has to vectorise by itself reach half of what the processor can.
 So the two inner loops, over tiles that fit the registers, are written in vectors of
 eight. Blocks are rows of C-contiguous float32 arrays, from some row and column on.
+
+Numba looks only at the age of the file whose loops it cached: whoever changes this file
+touches `_packed_attention.py` and `_packed_mixtures.py` too.
 """
 
 from typing import Any
@@ -164,7 +167,7 @@ def products(  # numpydoc ignore=PR01
     half: Any,
     out: Any,
 ) -> None:
-    """out[i, j] = a[i0 + i, ca:] . b[j0 + j, cb:] over `width` columns.
+    """Multiply rows: out[i, j] = a[i0 + i, ca:] . b[j0 + j, cb:], `width` columns.
 
     With `half`, only where a tile reaches the diagonal or lies below it.
     """
@@ -203,7 +206,7 @@ def mix(  # numpydoc ignore=PR01
     i0: Any,
     co: Any,
 ) -> None:
-    """out[i0 + i, co + c] = sum_j weights[i, j] b[j0 + j, cb + c] over some columns.
+    """Mix rows: out[i0 + i, co + c] = sum_j weights[i, j] b[j0 + j, cb + c].
 
     With `turned` it is `weights[j, i]`.
     """

@@ -38,6 +38,14 @@ def row_max(row: Any) -> Any:  # numpydoc ignore=PR01
     return top
 
 
+@_helper(_SUMS | {"nnan"})
+def _row_min(row: Any) -> Any:
+    low = row[0]
+    for c in range(row.shape[0]):
+        low = row[c] if row[c] < low else low
+    return low
+
+
 @_helper(_SUMS)
 def exp_row(row: Any, scale: Any) -> Any:  # numpydoc ignore=PR01
     """Make a row `exp(scale (a - max a))`, and give one over its sum."""
@@ -127,23 +135,14 @@ def map_rows(  # numpydoc ignore=PR01
 def pull_rows(  # numpydoc ignore=PR01
     about: Any, features: Any, slopes: Any, extras: Any, grad: Any
 ) -> None:
-    """Turn gradients of features, plus a constant per row, into those of projections.
-
-    Of favor, `extras` becomes the sum of each row of the result.
-    """
+    """Turn gradients of features, plus a constant in each row, into projections'."""
     kind, cold, floor = about[0], _f(about[1]), _f(about[2])
     width = features.shape[1]
     for r in range(features.shape[0]):
         row, g, extra = features[r], grad[r], extras[r]
-        if kind == SOFTMAX:
+        if kind in (SOFTMAX, FAVOR):
             for c in range(width):
                 g[c] = cold * row[c] * (g[c] + extra)
-        elif kind == FAVOR:
-            total = _ZERO
-            for c in range(width):
-                g[c] = cold * row[c] * g[c]
-                total += g[c]
-            extras[r] = total
         elif kind == ELU:
             for c in range(width):
                 s = cold * (_ONE if row[c] > _ONE else row[c])
@@ -182,3 +181,33 @@ def favor_rows(  # numpydoc ignore=PR01
                 high = row_max(row)
                 for c in range(width):
                     row[c] = _exp(row[c] - high)
+
+
+@_entry(_SUMS)
+def favor_shared_rows(  # numpydoc ignore=PR01
+    cold: Any, bounds: Any, a: Any, halves: Any, weights: Any
+) -> Any:
+    """Turn projections into exponential features where queries are keys.
+
+    `f_i = exp(a_i - max a_i)` for both, and the weight of a key is `exp(max a_j - h_j)`
+    over the largest of its sequence. Give the largest range of exponents in a row: no
+    product of two rows is below `exp(-range)`, so that nothing is lost while that is a
+    normal number.
+    """
+    cold, tokens, widest = _f(cold), bounds[-1], _ZERO
+    for r in range(a.shape[0]):
+        row = a[r]
+        top, low = row_max(row), _row_min(row)
+        widest = max(widest, cold * (top - low))
+        weights[r] = cold * top - halves[r]
+        for c in range(row.shape[0]):
+            row[c] = _exp(cold * (row[c] - top))
+    for begin in range(0, a.shape[0], tokens):
+        for s in range(bounds.shape[0] - 1):
+            i0, i1 = begin + bounds[s], begin + bounds[s + 1]
+            top = weights[i0] if i0 < i1 else _ZERO
+            for i in range(i0, i1):
+                top = max(top, weights[i])
+            for i in range(i0, i1):
+                weights[i] = _exp(weights[i] - top)
+    return widest

@@ -272,7 +272,7 @@ def drop_rows(x: Any, drop: Any) -> None:  # numpydoc ignore=PR01
 def pool_rows(  # numpydoc ignore=PR01
     x: Any, weights: Any, bounds: Any, out: Any
 ) -> None:
-    """out[s] = sum of weights[t] x[t] over the rows of sequence s."""
+    """Add up weights[t] x[t] over the rows of each sequence."""
     for s in range(out.shape[0]):
         total = out[s]
         for c in range(x.shape[1]):

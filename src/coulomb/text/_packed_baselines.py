@@ -57,20 +57,6 @@ class SoftmaxCore(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Pull the gradient back.
-
-        Parameters
-        ----------
-        ctx
-            What the forward pass kept.
-        grad
-            The gradient of the output.
-
-        Returns
-        -------
-        tuple
-            The gradient of queries, keys and values.
-        """
         joint, matrices, out = ctx.saved_tensors
         layout, grad_joint = ctx.layout, torch.empty_like(joint)
         loops.attend_softmax_back(
@@ -128,20 +114,6 @@ class MixtureCore(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Pull the gradient back.
-
-        Parameters
-        ----------
-        ctx
-            What the forward pass kept.
-        grad
-            The gradient of the output.
-
-        Returns
-        -------
-        tuple
-            Gradients of queries, keys and values, and of both mixtures.
-        """
         joint, keys, values, mixed, shares, out = ctx.saved_tensors
         grad_joint = torch.empty_like(joint)
         grads = joint.new_zeros(keys.shape), joint.new_zeros(values.shape)

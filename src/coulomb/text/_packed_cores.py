@@ -36,6 +36,8 @@ _KINDS: dict[type[AbstractFeatureMap], int] = {
 }
 # Maps whose derivative is not a function of the feature.
 _SLOPED = (maps.SOFTPLUS, maps.SIGMOID2, maps.COS2)
+# Products of features that may be as small as exp(-40) are far from underflow.
+_SAFE_RANGE = 40.0
 
 
 class MapNumbers(NamedTuple):
@@ -109,9 +111,15 @@ def _evaluate(
     none, weights = q[:0], q.new_ones(len(q))
     shared = columns[0] == columns[1]
     if numbers.kind == maps.FAVOR:
-        k = q.clone() if shared else _project(x, columns[1], positions)
         halves = _half_squares(x, columns[1], positions, numbers.cold)
-        maps.favor_rows(numbers.cold, layout.bounds, *map(array, (q, k, halves)))
+        about = numbers.cold, layout.bounds
+        if shared:
+            arrays = map(array, (q, halves, weights))
+            if maps.favor_shared_rows(*about, *arrays) < _SAFE_RANGE:
+                return _Features(q, none, none, none, weights)
+            q, weights = _project(x, columns[0], positions), q.new_ones(len(q))
+        k = q.clone() if shared else _project(x, columns[1], positions)
+        maps.favor_rows(*about, *map(array, (q, k, halves)))
         return _Features(q, k, none, none, weights)
     heads = len(positions)
     angles = np.zeros((heads, 1), np.float32) if phases is None else array(phases)
@@ -140,24 +148,25 @@ def _pull(
 
     What nobody wants is not computed.
     """
-    grad_q, grad_k, extras = grads
+    grad_q, grad_k, grad_keys = grads
     heads, count, dim = positions.shape
-    about, empty = tuple(numbers), torch.zeros_like(extras)
+    about, none = tuple(numbers), torch.zeros_like(grad_keys)
     shared, favor = columns[0] == columns[1], numbers.kind == maps.FAVOR
-    first = extras if shared and not favor else empty
+    # Keys are weighted by one over the sum of their features, unless by exp(-h_j).
+    extras = none if favor else grad_keys * features.weights
+    first = none if len(grad_k) else extras
     arrays = (array(t) for t in (features.q, features.slopes_q, first, grad_q))
     maps.pull_rows(about, *arrays)
     if len(grad_k):
         arrays = (array(t) for t in (features.k, features.slopes_k, extras, grad_k))
         maps.pull_rows(about, *arrays)
-    if favor:
-        # h_j = cold^2 |k_j|^2 / 2, and extras are now sums over features.
-        start, stop = columns[1], columns[1] + heads * dim
-        sums = extras.view(heads, -1).t().repeat_interleave(dim, dim=1)
-        if grad_x is not None:
-            grad_x[:, start:stop].addcmul_(x[:, start:stop], sums, value=-numbers.cold)
         if shared:
             grad_q += grad_k
+    if favor and grad_x is not None:
+        # h_j = cold^2 |k_j|^2 / 2.
+        start, stop = columns[1], columns[1] + heads * dim
+        sums = grad_keys.view(heads, -1).t().repeat_interleave(dim, dim=1)
+        grad_x[:, start:stop].addcmul_(x[:, start:stop], sums, value=numbers.cold**2)
     total = torch.zeros_like(positions) if wanted else None
     pairs = [(columns[0], grad_q)]
     if not shared:
@@ -237,26 +246,12 @@ class KernelCore(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Pull the gradient back.
-
-        Parameters
-        ----------
-        ctx
-            What the forward pass kept.
-        grad
-            The gradient of the output.
-
-        Returns
-        -------
-        tuple
-            Gradients of states, projection and particles.
-        """
         x, weight, positions, joint, matrices, inverses, out = ctx.saved_tensors[:7]
         features = _Features(*ctx.saved_tensors[7:])
         layout, needs, width = ctx.layout, ctx.needs_input_grad, x.shape[1]
         shared, heads = len(weight) == width, len(positions)
         grad_q, grad_k = torch.empty_like(features.q), torch.empty_like(features.k)
-        extras = torch.empty_like(features.weights)
+        grad_keys = torch.empty_like(features.weights)
         grad_joint = torch.empty_like(joint)
         loops.attend_features_back(
             (array(features.q), array(features.k)),
@@ -264,9 +259,9 @@ class KernelCore(torch.autograd.Function):
             (layout.bounds, heads * layout.offsets),
             tuple(map(array, (matrices, features.weights, inverses))),
             *(array(out), array(grad)),
-            tuple(map(array, (grad_q, grad_k, grad_joint, extras))),
+            tuple(map(array, (grad_q, grad_k, grad_joint, grad_keys))),
         )
-        parts = positions, ctx.numbers, features, (grad_q, grad_k, extras)
+        parts = positions, ctx.numbers, features, (grad_q, grad_k, grad_keys)
         if shared:
             grad_x = grad_joint.mm(weight) if needs[0] else None
             moved = _pull(x, (0, 0), *parts, grad_x, needs[3])

@@ -1,13 +1,23 @@
-"""The encoder on packed tokens with compiled loops; importing this imports numba."""
+"""The encoder on packed tokens with compiled loops; importing this imports numba.
 
+The functions are those of `_packed_plain`, where their arguments are described.
+"""
+
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from coulomb.attention.baselines import Linformer, Performer, SoftmaxAttention
-from coulomb.attention.encoder import EncoderLayer, KernelEncoder
+from coulomb.attention.encoder import (
+    AttentionFactory,
+    EncoderLayer,
+    EncoderSettings,
+    KernelEncoder,
+)
 from coulomb.attention.layers import AbstractAttention, KernelAttention
 from coulomb.features import Favor
 from coulomb.text import _packed_plain as plain
@@ -82,29 +92,10 @@ def _baseline_heads(
     return _apply(SoftmaxCore, joint, layer.num_heads, layout, _tracked(joint))
 
 
-def attend(
+def attend(  # numpydoc ignore=PR01
     layer: nn.Module, x: Tensor, layout: Layout, seed: int | None, place: int
 ) -> Tensor:
-    """Attend inside every sequence, up to the output projection.
-
-    Parameters
-    ----------
-    layer
-        The attention layer.
-    x
-        States, `(tokens, width)`.
-    layout
-        Where sequences are.
-    seed
-        Of dropout; None drops nothing.
-    place
-        The number of the layer's first place.
-
-    Returns
-    -------
-    Tensor
-        What the heads give, side by side, `(tokens, width)`.
-    """
+    """Attend inside every sequence, up to the output projection."""
     out = None
     if type(layer) is KernelAttention or type(layer) is Performer:
         out = _kernel_heads(layer, x, layout)
@@ -116,27 +107,10 @@ def attend(
     return plain.attend(layer, x, layout, seed, place) if out is None else out
 
 
-def finish(
+def finish(  # numpydoc ignore=PR01
     layer: EncoderLayer, x: Tensor, out: Tensor, seed: int | None, place: int
 ) -> Tensor:
-    """Do what a layer of the encoder does after attention.
-
-    Parameters
-    ----------
-    layer
-        The layer.
-    x
-        What entered it, `(tokens, width)`.
-    out
-        What `attend` gave.
-    seed, place
-        As there.
-
-    Returns
-    -------
-    Tensor
-        States, `(tokens, width)`.
-    """
+    """Do what a layer of the encoder does after attention."""
     pre, rate = layer.pre_norm, layer.dropout.p
     branch, inner, outer = (
         make_dropout(seed, place + which, rate) for which in (BRANCH, INNER, OUTER)
@@ -168,27 +142,10 @@ def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
     return out
 
 
-def embed(
+def embed(  # numpydoc ignore=PR01
     model: KernelEncoder, token_ids: Tensor, layout: Layout, seed: int | None
 ) -> Tensor:
-    """Look tokens up.
-
-    Parameters
-    ----------
-    model
-        The encoder.
-    token_ids
-        Shape `(tokens,)`.
-    layout
-        Where sequences are.
-    seed
-        Of dropout; None drops nothing.
-
-    Returns
-    -------
-    Tensor
-        States, `(tokens, width)`.
-    """
+    """Look tokens up."""
     places, norm = model.position_embedding, model.embedding_norm
     return _apply(
         Embed,
@@ -199,23 +156,31 @@ def embed(
     )
 
 
-def pool(model: KernelEncoder, x: Tensor, layout: Layout) -> Tensor:
-    """Average the states of each sequence with the weights of the encoder.
-
-    Parameters
-    ----------
-    model
-        The encoder.
-    x
-        States, `(tokens, width)`.
-    layout
-        Where sequences are.
-
-    Returns
-    -------
-    Tensor
-        Shape `(sequences, width)`.
-    """
+def pool(  # numpydoc ignore=PR01
+    model: KernelEncoder, x: Tensor, layout: Layout
+) -> Tensor:
+    """Average the states of each sequence with the weights of the encoder."""
     if callable(model.settings.pooling):
         return plain.pool(model, x, layout)
-    return _apply(Pool, x, layout.pooling_weights(model), layout.bounds)
+    weights = layout.pooling_weights(model).astype(np.float32)
+    return _apply(Pool, x, weights, layout.bounds)
+
+
+def warm_up() -> None:
+    """Compile the loops, or load them from numba's cache, before they are needed."""
+    from coulomb.text.batches import TokenBatch
+    from coulomb.text.packed import packed_logits
+
+    shape = EncoderSettings(8, 2, n_layers=1, width=8, ffn_width=8)
+    rows: list[AttentionFactory] = [
+        partial(KernelAttention, qkv="shared", feature_map="favor", n_features=8),
+        partial(KernelAttention, feature_map="favor", n_features=8),
+        partial(KernelAttention, feature_map="cos2", n_features=8),
+        SoftmaxAttention,
+        Linformer,
+    ]
+    batch = TokenBatch(torch.arange(8), torch.tensor([0, 3, 8]))
+    for row in rows:
+        model = KernelEncoder(shape, row, generator=0)
+        logits = packed_logits(model, batch, dropout_seed=0)
+        torch.autograd.grad(logits.sum(), model.token_embedding.weight)

@@ -1,7 +1,8 @@
 """Parts of the encoder on packed tokens, each one step of autograd.
 
 Large products are torch's; what lies between two of them is one compiled pass over the
-rows, forwards and backwards. Gradients can be taken once, not of gradients.
+rows. `backward` pulls the gradient of the output back to every tensor of `forward`, and
+computes only what is wanted; gradients of gradients there are none.
 """
 
 from typing import Any
@@ -151,20 +152,6 @@ class Embed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Add gradients of rows up.
-
-        Parameters
-        ----------
-        ctx
-            What the forward pass kept.
-        grad
-            The gradient of the output.
-
-        Returns
-        -------
-        tuple
-            Gradients of the tables, gain and shift.
-        """
         token_ids, normal, scales, gain = ctx.saved_tensors
         needs = ctx.needs_input_grad[:2]
         tables = [
@@ -230,27 +217,14 @@ class AddNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Pull the gradient back.
-
-        Parameters
-        ----------
-        ctx
-            What the forward pass kept.
-        grad
-            The gradient of the output.
-
-        Returns
-        -------
-        tuple
-            Gradients of all tensors of the forward pass.
-        """
         x, weight, normal, scales, gain = ctx.saved_tensors
         needs = ctx.needs_input_grad
         passed, kept, sums = _add_norm_back(grad, normal, scales, gain, ctx.words)
         grad_x = passed.mm(weight) if needs[0] else None
         grad_weight = weight_gradient(needs[2], passed, x)
         norm = (None, None) if gain is None else (sums[1], sums[2])
-        return (grad_x, kept, grad_weight, sums[0], *norm, None, None)
+        grad_bias = sums[0] if needs[3] else None
+        return (grad_x, kept, grad_weight, grad_bias, *norm, None, None)
 
 
 def _add_norm_back(
@@ -329,20 +303,6 @@ class FeedForward(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Pull the gradient back.
-
-        Parameters
-        ----------
-        ctx
-            What the forward pass kept.
-        grad
-            The gradient of the output.
-
-        Returns
-        -------
-        tuple
-            Gradients of all tensors of the forward pass.
-        """
         x, widen, narrow, slope, inner, normal, scales, gain = ctx.saved_tensors
         needs = ctx.needs_input_grad
         passed, kept, sums = _add_norm_back(grad, normal, scales, gain, ctx.words)
@@ -392,20 +352,6 @@ class Pool(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Give every token its share.
-
-        Parameters
-        ----------
-        ctx
-            What the forward pass kept.
-        grad
-            The gradient of the output.
-
-        Returns
-        -------
-        tuple
-            The gradient of the states.
-        """
         out = grad.new_empty(len(ctx.weights), grad.shape[1])
         loops.pool_rows_back(array(grad), ctx.weights, ctx.bounds, array(out))
         return out, None, None

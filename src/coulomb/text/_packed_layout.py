@@ -112,7 +112,7 @@ class Layout:
         """
         return x[self.owners, self.positions]
 
-    def pooling_weights(self, model: KernelEncoder) -> NDArray[np.float32]:
+    def pooling_weights(self, model: KernelEncoder) -> NDArray[np.float64]:
         """Say how much each token counts in the mean of its sequence.
 
         Parameters
@@ -127,15 +127,14 @@ class Layout:
         """
         given, lengths = model.pooling_weights, self.lengths
         if model.settings.pooling == "cls":
-            return (self.places == 0).astype(np.float32)
+            return (self.places == 0).astype(np.float64)
         if given is None:
-            shares = np.repeat(1 / np.maximum(lengths, 1), lengths)
-            return shares.astype(np.float32)
+            return np.repeat(1 / np.maximum(lengths, 1), lengths)
         weights = given.detach().cpu().double().numpy()
         totals = np.concatenate([[0], weights.cumsum()])[lengths]
         totals[totals == 0] = 1
-        found = weights[self.places] / np.repeat(totals, lengths)
-        return found.astype(np.float32)
+        found: NDArray[np.float64] = weights[self.places] / np.repeat(totals, lengths)
+        return found
 
 
 def make_layout(model: KernelEncoder, batch: TokenBatch) -> Layout:

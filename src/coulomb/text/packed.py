@@ -217,12 +217,13 @@ def _attend(
 
 def _can_be_fast(model: KernelEncoder, batch: TokenBatch) -> bool:
     """Say whether the compiled loops know every part of the model."""
-    ids, ends = batch.token_ids, (model.head.weight, model.token_embedding.weight)
+    ids = batch.token_ids
     return (
         ids.dtype == torch.int64
+        and ids.device.type == "cpu"
         and len(ids) > 0
-        and all(x.device.type == "cpu" for x in (ids, *ends))
-        and all(x.dtype == torch.float32 for x in ends)
+        and _simple(model.token_embedding, nn.Embedding)
+        and _simple(model.embedding_norm, nn.LayerNorm)
         and all(_known(layer) for layer in _layers(model))
         and available()
     )
@@ -232,5 +233,19 @@ def _known(layer: EncoderLayer) -> bool:
     attention = layer.attention
     if not isinstance(attention, AbstractAttention):
         return False
-    project = attention.out_proj
-    return type(project) is nn.Linear and project.weight.dtype == torch.float32
+    linears = attention.out_proj, layer.widen, layer.narrow
+    norms = layer.attention_norm, layer.ffn_norm
+    return all(_simple(part, nn.Linear) for part in linears) and all(
+        _simple(part, nn.LayerNorm) for part in norms
+    )
+
+
+def _simple(part: nn.Module, kind: type[nn.Module]) -> bool:
+    """Say whether a part is torch's own, in float32 on the CPU, not one's own kind."""
+    weight = getattr(part, "weight", None)
+    return (
+        type(part) is kind
+        and isinstance(weight, Tensor)
+        and weight.dtype == torch.float32
+        and weight.device.type == "cpu"
+    )

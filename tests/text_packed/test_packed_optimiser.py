@@ -1,0 +1,94 @@
+import copy
+
+import pytest
+import torch
+from packed_cases import make_batch, make_model
+from torch import nn
+
+from coulomb._support.errors import ParameterError
+from coulomb.text.optimiser import make_optimiser, restore_vocabulary, trim_vocabulary
+from coulomb.text.packed import packed_logits
+
+
+def train(model, optimisers, batches):
+    for number, batch in enumerate(batches):
+        loss = packed_logits(model, batch, dropout_seed=number).square().mean()
+        for optimiser in optimisers:
+            optimiser.zero_grad()
+        loss.backward()
+        for optimiser in optimisers:
+            optimiser.step()
+
+
+def adam(model, **options):
+    return [torch.optim.Adam(model.parameters(), lr=1e-2, **options)]
+
+
+def adamw(model):
+    named = dict(model.named_parameters())
+    table = named.pop("token_embedding.weight")
+    return [
+        make_optimiser(named.values(), lr=1e-2, weight_decay=0.1, decoupled=True),
+        make_optimiser([table], lr=1e-2, decoupled=True),
+    ]
+
+
+@pytest.mark.parametrize("optimise", [adam, adamw])
+def test_training_the_trimmed_copy_is_training_the_whole(optimise):
+    whole = make_model("shared-softmaxfeat", vocab_size=400)
+    batches = [make_batch(seed=number) for number in range(8)]  # ids below 40
+    other = copy.deepcopy(whole)
+    before = whole.token_embedding.weight.detach().clone()
+    trimmed, kept = trim_vocabulary(other, torch.cat([b.token_ids for b in batches]))
+    numbers = torch.zeros(400, dtype=torch.int64)
+    numbers[kept] = torch.arange(len(kept))
+    few = [b._replace(token_ids=numbers[b.token_ids]) for b in batches]
+    train(whole, optimise(whole), batches)
+    train(trimmed, optimise(trimmed), few)
+    restore_vocabulary(trimmed, other, kept)
+    for (name, a), b in zip(whole.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    unseen = torch.ones(400, dtype=torch.bool)
+    unseen[kept] = False
+    assert torch.equal(whole.token_embedding.weight[unseen], before[unseen])
+    assert not torch.equal(whole.token_embedding.weight[kept], before[kept])
+
+
+def test_the_fused_optimiser_is_torch_s():
+    first = make_model("shared-softmaxfeat")
+    second = copy.deepcopy(first)
+    batches = [make_batch(seed=number) for number in range(4)]
+    train(first, adam(first, foreach=False), batches)
+    train(second, [make_optimiser(second.parameters(), lr=1e-2)], batches)
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_trimming_leaves_the_model_and_gives_its_numbers():
+    model, batch = make_model("performer"), make_batch((4, 3))
+    state = {name: x.clone() for name, x in model.state_dict().items()}
+    model.token_embedding.weight.requires_grad_(False)
+    trimmed, kept = trim_vocabulary(model, batch.token_ids)
+    assert model.state_dict().keys() == state.keys()
+    assert all(torch.equal(x, state[name]) for name, x in model.state_dict().items())
+    assert trimmed.token_embedding.weight.shape == (len(kept), 32)
+    assert not trimmed.token_embedding.weight.requires_grad
+    few = batch._replace(token_ids=torch.searchsorted(kept, batch.token_ids))
+    assert torch.equal(packed_logits(trimmed, few), packed_logits(model, batch))
+    trimmed.layers[0].attention.redraw()
+    restore_vocabulary(trimmed, model, kept)
+    restored = model.layers[0].attention.get_extra_state()
+    assert torch.equal(restored, trimmed.layers[0].attention.get_extra_state())
+
+
+@pytest.mark.parametrize("ids", [[], [40], [-1]])
+def test_ids_that_are_none_are_refused(ids):
+    model = make_model("softmax")
+    with pytest.raises(ParameterError, match="`token_ids` must hold"):
+        trim_vocabulary(model, torch.tensor(ids, dtype=torch.int64))
+
+
+def test_an_optimiser_needs_something_to_train():
+    frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+    with pytest.raises(ParameterError, match="`parameters` must hold"):
+        make_optimiser([frozen], lr=1e-3)
