@@ -13,6 +13,7 @@ from coulomb.dynamics.langevin import (
     samplers,
 )
 from coulomb.dynamics.metropolis import MetropolisLangevin
+from coulomb.dynamics.preconditioned import AdamLangevin
 from coulomb.dynamics.schedules import Annealed
 from coulomb.energy import Hamiltonian
 from coulomb.features import Fourier, Particles
@@ -80,6 +81,11 @@ class TestEverySampler:
             sampler.init(inside), energy, 50, generator=generator
         )
         assert domain.contains(state.particles.positions).all()
+
+
+def test_every_sampler_is_registered():
+    kinds = {type(samplers.build(name)) for name in samplers}
+    assert kinds == {ProjectedLangevin, MetropolisLangevin, AdamLangevin}
 
 
 @pytest.mark.parametrize("n_labels", [1, 3])

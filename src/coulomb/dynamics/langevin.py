@@ -6,6 +6,7 @@ clipping is per particle, so that the step of one does not depend on the others.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ class State(NamedTuple):
 
     particles: Particles
     step: int = 0
+    memory: Mapping[str, Tensor] = {}  # what a sampler keeps of its past
 
 
 class Info(NamedTuple):

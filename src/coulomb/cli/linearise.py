@@ -1,0 +1,208 @@
+"""`coulomb linearise` and `coulomb kernels`: linear attention for saved encoders."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coulomb._support.errors import FileFormatError, ParameterError
+
+if TYPE_CHECKING:
+    from coulomb.linearise import KernelTable
+
+Model = Annotated[
+    Path, typer.Argument(help="Folder of a BERT, RoBERTa, DistilBERT or MPNet.")
+]
+Texts = Annotated[
+    Path, typer.Option(help="File with one unlabelled text per line, some hundred.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything drawn.")]
+Json = Annotated[
+    Path | None, typer.Option("--json", help="Write all numbers to this file.")
+]
+
+
+def linearise(
+    model_dir: Model,
+    texts: Texts,
+    out: Annotated[Path, typer.Option(help="Folder for the linearised model.")],
+    n_features: Annotated[int, typer.Option(min=1, help="Particles per head.")] = 64,
+    feature_map: Annotated[
+        str, typer.Option(help="softmaxfeat, favor, elu, softplus or sigmoid2.")
+    ] = "softmaxfeat",
+    objective: Annotated[str, typer.Option(help="kl, mse or alignment.")] = "kl",
+    keep_exact: Annotated[
+        str,
+        typer.Option(
+            help="Heads that keep softmax: how many, or layer.head with commas between."
+        ),
+    ] = "0",
+    steps: Annotated[int, typer.Option(min=0, help="Steps of each layer.")] = 200,
+    distil_steps: Annotated[
+        int, typer.Option(min=0, help="Steps of all layers together.")
+    ] = 100,
+    max_tokens: Annotated[
+        int, typer.Option(min=64, help="Tokens to learn from: the memory it needs.")
+    ] = 30_000,
+    seed: Seed = 0,
+    json: Json = None,
+) -> None:
+    """Give a pretrained encoder linear attention, learned without labels.
+
+    Records what the attention layers see of your texts, places the particles of every
+    head so that its attention rows agree with softmax, and saves the model in the same
+    format. Prints what was kept on held-out text, against random features, and the
+    speed on this machine. Load the result with
+    `coulomb.linearise.load_pretrained(OUT)`, or with `AutoModel` after
+    `coulomb.linearise.register()`.
+
+    **Examples**
+
+    `coulomb linearise all-MiniLM-L6-v2 --texts sentences.txt --out minilm-linear`
+
+    `coulomb linearise bert-base --texts reviews.txt --out fast --n-features 128
+    --keep-exact 0.3,2.11`
+    """
+    lines, kept = _read_texts(texts), _heads(keep_exact)
+    model, tokenizer = _load(model_dir)
+    from coulomb.linearise import linearise as learn
+
+    fast: Any = learn(
+        model,
+        tokenizer,
+        lines,
+        n_features=n_features,
+        feature_map=feature_map,
+        objective=objective,
+        keep_exact=kept,
+        seed=seed,
+        steps=steps,
+        distil_steps=distil_steps,
+        max_tokens=max_tokens,
+    )
+    fast.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    typer.echo(str(fast.linearise_summary))
+    typer.echo(f"Model: {out}")
+    _write(json, fast.linearise_summary.as_dict())
+
+
+def kernels(
+    model_dir: Model,
+    texts: Texts,
+    n_features: Annotated[
+        str, typer.Option(help="Numbers of features, with commas between.")
+    ] = "16,64,256",
+    steps: Annotated[
+        int, typer.Option(min=0, help="Steps of learned particles in each layer.")
+    ] = 100,
+    max_tokens: Annotated[int, typer.Option(min=64, help="Tokens recorded.")] = 12_000,
+    worst: Annotated[int, typer.Option(min=0, help="Heads to name.")] = 6,
+    seed: Seed = 0,
+    json: Json = None,
+) -> None:
+    """Show how well features of one kind or another give softmax attention.
+
+    Records real queries and keys of a model on your texts and prints, for each layer,
+    the divergence KL(softmax row || row) on held-out text: learned particles, FAVOR+,
+    orthogonal random features, elu + 1, and plain averaging, which knows nothing. Then
+    the heads that are best kept exact.
+
+    **Examples**
+
+    `coulomb kernels all-MiniLM-L6-v2 --texts sentences.txt`
+
+    `coulomb kernels bert-base --texts reviews.txt --n-features 32,128 --json out.json`
+    """
+    try:
+        counts = [int(part) for part in n_features.split(",")]
+    except ValueError as error:
+        raise ParameterError(
+            "`n_features` must be whole numbers with commas between; got "
+            f"{n_features!r}."
+        ) from error
+    lines = _read_texts(texts)
+    model, tokenizer = _load(model_dir)
+    from coulomb.linearise import kernel_table
+
+    table = kernel_table(
+        model,
+        tokenizer,
+        lines,
+        n_features=counts,
+        steps=steps,
+        max_tokens=max_tokens,
+        seed=seed,
+    )
+    _print(table, counts, worst)
+    _write(json, table.as_dict())
+
+
+def _print(table: "KernelTable", counts: list[int], worst: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    layers = len(table.by_layer(table.methods[0]))
+    shown = Table(title="KL(softmax row || row), mean over heads, held-out text")
+    shown.add_column("features")
+    for number in range(layers):
+        shown.add_column(f"layer {number}", justify="right")
+    shown.add_column("output error", justify="right")
+    for method in table.methods:
+        values = table.by_layer(method)
+        errors = table.by_layer(method, "output_error")
+        cells = [f"{value:.3f}" for value in values]
+        shown.add_row(method, *cells, f"{sum(errors) / layers:.3f}")
+    Console().print(shown)
+    if worst:
+        method = f"learned {max(counts)}"
+        heads = table.worst_heads(method, worst)
+        named = ", ".join(f"{layer}.{head} ({kl:.2f})" for layer, head, kl in heads)
+        typer.echo(f"Best kept exact (layer.head, KL of {method}): {named}")
+
+
+def _heads(text: str) -> int | list[tuple[int, int]]:
+    try:
+        if "." not in text:
+            return int(text)
+        pairs = [part.split(".") for part in text.split(",")]
+        return [(int(layer), int(head)) for layer, head in pairs]
+    except ValueError as error:
+        raise ParameterError(
+            "`keep_exact` must be a number of heads, or layer.head with commas "
+            f"between, such as 0.3,2.11; got {text!r}."
+        ) from error
+
+
+def _read_texts(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise FileFormatError(
+            f"{path} is not a text file in UTF-8: {error.reason} at byte {error.start}."
+        ) from error
+
+
+def _load(folder: Path) -> tuple[Any, Any]:
+    from coulomb.linearise.pretrained import transformers
+
+    if not (folder / "config.json").is_file():
+        raise FileFormatError(
+            f"{folder} is not a saved model: it has no config.json. Save one with "
+            "save_pretrained."
+        )
+    module = transformers()
+    config = module.AutoConfig.from_pretrained(folder)
+    name = (getattr(config, "architectures", None) or ["AutoModel"])[0]
+    kind = getattr(module, name, module.AutoModel)
+    model = kind.from_pretrained(folder, use_safetensors=True)
+    return model, module.AutoTokenizer.from_pretrained(folder)
+
+
+def _write(path: Path | None, content: dict[str, Any]) -> None:
+    if path is None:
+        return
+    from coulomb._support.files import write_json
+
+    write_json(path, content)
+    typer.echo(f"Numbers: {path}")

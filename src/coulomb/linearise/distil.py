@@ -1,0 +1,188 @@
+"""All particles together: the student's hidden states against the teacher's."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional
+
+from coulomb.dynamics.preconditioned import AdamLangevin
+from coulomb.energy import Hamiltonian
+from coulomb.features import Particles
+from coulomb.linearise.fit import ramp
+from coulomb.linearise.layers import LinearisedHeads
+from coulomb.linearise.settings import LineariseSettings
+from coulomb.linearise.stack import Batch, Stack
+from coulomb.objectives import AbstractObjective
+
+__all__ = ["Distillation", "distil", "pool"]
+
+_HELD_BATCHES = 4
+
+
+def pool(hidden: Tensor, mask: Tensor, kind: str = "mean") -> Tensor:
+    """Make unit embeddings from hidden states.
+
+    Parameters
+    ----------
+    hidden
+        Shape `(batch, n, dim)`.
+    mask
+        Shape `(batch, n)`, True = real token.
+    kind
+        "mean" of the real tokens, or "first" token.
+
+    Returns
+    -------
+    Tensor
+        Shape `(batch, dim)`.
+
+    Examples
+    --------
+    >>> hidden = torch.tensor([[[3.0, 4.0], [9.0, 9.0]]])
+    >>> pool(hidden, torch.tensor([[True, False]]))
+    tensor([[0.6000, 0.8000]])
+    """
+    if kind == "first":
+        return functional.normalize(hidden[:, 0], dim=-1)
+    weights = mask.unsqueeze(-1).to(hidden.dtype)
+    return functional.normalize((hidden * weights).sum(dim=1), dim=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Distillation(AbstractObjective):
+    """Relative squared error of hidden states, and one minus the cosine of embeddings.
+
+    `mean_l |h_l - h*_l|^2 / |h*_l|^2 + 1 - cos(e, e*)`, over real tokens.
+
+    Parameters
+    ----------
+    teacher, student
+        The two encoders.
+    batch
+        Keyword arguments of the models.
+    pooling
+        "mean", "first", or None to leave embeddings out.
+    """
+
+    teacher: Stack
+    student: Stack
+    batch: Batch
+    pooling: str | None = "mean"
+
+    @cached_property
+    def _target(self) -> tuple[list[Tensor], Tensor]:
+        with torch.no_grad():
+            states = self.teacher(*self.teacher.begin(self.batch))
+            return states, self.teacher.tokens(self.batch)
+
+    def energy(self, particles: Particles) -> Tensor:
+        targets, mask = self._target
+        names = particle_names(self.student)
+        parameters = dict(zip(names, particles.positions.unbind(), strict=True))
+        with torch.no_grad():
+            begun = self.student.begin(self.batch)
+        states = functional_call(self.student, parameters, begun)
+        late = not self.teacher.batch_first
+        weights = (mask.t() if late else mask).unsqueeze(-1).to(targets[0].dtype)
+        parts = [
+            ((state - target) * weights).square().sum()
+            / (target * weights).square().sum()
+            for state, target in zip(states, targets, strict=True)
+        ]
+        total = torch.stack(parts).mean()
+        if self.pooling is not None:
+            ends = [s.transpose(0, 1) if late else s for s in (states[-1], targets[-1])]
+            ours, theirs = (pool(end, mask, self.pooling) for end in ends)
+            total = total + 1 - (ours * theirs).sum(dim=-1).mean()
+        return total
+
+
+def particle_names(stack: Stack) -> list[str]:
+    """List the parameters that hold learned particles, in the order of the blocks.
+
+    Parameters
+    ----------
+    stack
+        A linearised encoder.
+
+    Returns
+    -------
+    list of str
+        Names as the stack sees them.
+    """
+    return [
+        f"{name}.particles"
+        for name, module in stack.named_modules()
+        if isinstance(module, LinearisedHeads) and module.learned_heads
+    ]
+
+
+def distil(
+    teacher: Stack,
+    student: Stack,
+    batches: Sequence[Batch],
+    held_out: Sequence[Batch],
+    settings: LineariseSettings,
+    *,
+    generator: torch.Generator,
+    watch: Callable[[], None] = lambda: None,
+) -> tuple[float, float]:
+    """Move the particles of all layers so that hidden states agree.
+
+    Parameters
+    ----------
+    teacher, student
+        The two encoders, in evaluation mode; the student's particles are changed.
+    batches, held_out
+        Texts to learn from and to look at.
+    settings
+        How.
+    generator
+        Draws batches.
+    watch
+        Called after every step.
+
+    Returns
+    -------
+    tuple of float
+        The energy on held-out text, before and after. Particles that are worse for it
+        are not kept.
+    """
+    names = particle_names(student)
+    if not names or not settings.distil_steps:
+        return math.nan, math.nan
+    sampler = AdamLangevin(settings.distil_step_size, decay=(0.9, 0.98))
+    positions = torch.stack([student.get_parameter(n).detach() for n in names])
+    state = sampler.init(Particles(positions))
+    few = [
+        Distillation(teacher, student, batch, settings.pooling)
+        for batch in held_out[:: max(1, len(held_out) // _HELD_BATCHES)]
+    ]
+
+    def judge(particles: Particles) -> float:
+        with torch.no_grad():
+            return float(torch.stack([part.energy(particles) for part in few]).mean())
+
+    before = judge(state.particles)
+    counts = torch.tensor([len(next(iter(b.values()))) for b in batches])
+    # Between one vote for each batch and one for each text: both kinds must be kept.
+    weights = counts.double().sqrt()
+    for step in range(settings.distil_steps):
+        chosen = int(torch.multinomial(weights, 1, generator=generator))
+        energy = Distillation(teacher, student, batches[chosen], settings.pooling)
+        size = settings.distil_step_size * ramp(step, settings.distil_steps)
+        state, _ = replace(sampler, step_size=size).step(
+            state, Hamiltonian(energy), generator=generator
+        )
+        watch()
+    after = judge(state.particles)
+    best = state.particles.positions if after < before else positions
+    with torch.no_grad():
+        for name, part in zip(names, best, strict=True):
+            student.get_parameter(name).copy_(part)
+    return before, after

@@ -1,0 +1,368 @@
+"""Linearised encoders as models of Hugging Face transformers.
+
+Each model class has a subclass whose attention layers carry `LinearisedHeads`. Their
+particles are in the state dict and their settings in the configuration, so that
+`save_pretrained`, `from_pretrained`, pipelines and the Trainer work as they do for any
+model. transformers is imported when something here is called, not before.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from coulomb._support.errors import FileFormatError, ParameterError
+from coulomb.linearise.layers import LinearisedHeads
+from coulomb.linearise.stack import FAMILIES, Stack, real_tokens
+
+__all__ = [
+    "ATTENTION",
+    "check_family",
+    "is_pretrained",
+    "linearised_class",
+    "load_pretrained",
+    "register",
+    "with_linearised_heads",
+]
+
+ATTENTION = "coulomb"
+"""The name under which the attention function is registered with transformers."""
+
+_TYPES = ("bert", "roberta", "distilbert", "mpnet")
+_TASKS = (
+    "AutoModel",
+    "AutoModelForMaskedLM",
+    "AutoModelForMultipleChoice",
+    "AutoModelForQuestionAnswering",
+    "AutoModelForSequenceClassification",
+    "AutoModelForTokenClassification",
+)
+
+
+def transformers() -> ModuleType:
+    """Import transformers, or say how to install it.
+
+    Returns
+    -------
+    module
+        Of version 5 or later.
+    """
+    try:
+        import transformers as module
+        from transformers.masking_utils import AttentionMaskInterface  # noqa: F401
+    except ImportError as error:
+        raise ParameterError(
+            "`model` of Hugging Face needs transformers with an attention interface; "
+            "install it with: pip install 'coulomb[hf]'."
+        ) from error
+    return module
+
+
+def is_pretrained(model: nn.Module) -> bool:
+    """Tell whether a model is one of Hugging Face transformers.
+
+    Parameters
+    ----------
+    model
+        Any model.
+
+    Returns
+    -------
+    bool
+        Without importing transformers.
+    """
+    return any(c.__name__ == "PreTrainedModel" for c in type(model).__mro__)
+
+
+def check_family(model: Any) -> None:
+    """Refuse models of transformers whose attention is something else.
+
+    Parameters
+    ----------
+    model
+        A model of transformers.
+    """
+    kind = str(getattr(model.config, "model_type", ""))
+    if kind.startswith("coulomb-"):
+        raise ParameterError(
+            "`model` must have softmax attention; got one that is linearised already."
+        )
+    if kind not in _TYPES:
+        raise ParameterError(
+            f"`model` must be of one of the families {', '.join(FAMILIES)}, or an "
+            f"encoder of torch.nn.MultiheadAttention; got {type(model).__name__}."
+        )
+    if getattr(model.config, "is_decoder", False):
+        raise ParameterError(
+            "`model` must be an encoder; got one with is_decoder=True."
+        )
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    heads = getattr(module, "coulomb", None)
+    mask = None if attention_mask is None else real_tokens(attention_mask)
+    if not isinstance(heads, LinearisedHeads):
+        raise ParameterError(
+            f"`attn_implementation` must not be {ATTENTION!r} for a model that was not "
+            f"linearised; got it for a {type(module).__name__}. Call "
+            "coulomb.linearise.linearise first."
+        )
+    out = functional.dropout(heads(query, key, value, mask), dropout, module.training)
+    weights = None
+    if options.get("output_attentions"):
+        weights = heads.weights(query, key, mask)
+    return out.transpose(1, 2).contiguous(), weights
+
+
+def _mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    mask_function: Any = None,
+    attention_mask: Tensor | None = None,
+    **_: Any,
+) -> Tensor | None:
+    # One row of keys for all queries: a mask of length squared would cost what linear
+    # attention saves. Without this function the padding would be dropped silently.
+    from transformers.masking_utils import bidirectional_mask_function
+
+    if mask_function not in (None, bidirectional_mask_function):
+        raise ParameterError(
+            "`model` must be an encoder whose tokens all see each other; got a causal "
+            "or windowed mask."
+        )
+    if attention_mask is None:
+        return None
+    if not torch.compiler.is_compiling() and bool(attention_mask.all()):
+        return None
+    return attention_mask[:, None, None, :kv_length].bool()
+
+
+class LinearisedMPNetSelfAttention(nn.Module):
+    """MPNet's self-attention with learned heads, without relative positions.
+
+    MPNet adds a bias of the relative position to the scores, which no product of
+    features of one token each can express. Learned heads are taught rows with the bias
+    and have none themselves; exact heads keep it.
+
+    Parameters
+    ----------
+    attention
+        MPNet's layer, whose projections are taken over.
+    """
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        self.num_attention_heads = attention.num_attention_heads
+        self.attention_head_size = attention.attention_head_size
+        self.q, self.k = attention.q, attention.k
+        self.v, self.o = attention.v, attention.o
+        self.dropout = attention.dropout
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_bias: Tensor | None = None,
+        output_attentions: bool = False,
+        **_: Any,
+    ) -> tuple[Tensor, ...]:
+        """Attend, with the arguments of MPNet's layer.
+
+        Parameters
+        ----------
+        hidden_states
+            Shape `(batch, n, dim)`.
+        attention_mask
+            As transformers makes it.
+        position_bias
+            For exact heads.
+        output_attentions
+            Whether to write out the attention matrix.
+
+        Returns
+        -------
+        tuple
+            The output and, if asked for, the matrix.
+        """
+        split = (self.num_attention_heads, self.attention_head_size)
+        q, k, v = (
+            part(hidden_states).unflatten(-1, split).transpose(1, 2)
+            for part in (self.q, self.k, self.v)
+        )
+        mask = None if attention_mask is None else real_tokens(attention_mask)
+        heads: Any = self.coulomb
+        out = self.dropout(heads(q, k, v, mask, position_bias))
+        joined = self.o(out.transpose(1, 2).flatten(2))
+        return (joined, heads.weights(q, k, mask)) if output_attentions else (joined,)
+
+
+def _no_position_bias(*_: object, **__: object) -> None:
+    return None
+
+
+@cache
+def register() -> None:
+    """Teach transformers the attention function, the mask and the model classes.
+
+    Called by everything here that needs it; call it yourself before
+    `AutoModel.from_pretrained` of a linearised model.
+    """
+    module = transformers()
+    module.AttentionInterface.register(ATTENTION, _attend)
+    module.AttentionMaskInterface.register(ATTENTION, _mask)
+    for kind in _TYPES:
+        config = module.CONFIG_MAPPING[kind]
+        module.AutoConfig.register(f"coulomb-{kind}", _config_class(config))
+        for task in _TASKS:
+            auto = getattr(module, task)
+            base = auto._model_mapping.get(config, None)
+            if base is not None:
+                auto.register(_config_class(config), linearised_class(base))
+
+
+@cache
+def _config_class(base: Any) -> type[Any]:
+    kind = f"coulomb-{base.model_type}"
+    body = {"model_type": kind, "__doc__": base.__doc__, "__module__": __name__}
+    return type(f"Linearised{base.__name__}", (base,), body)
+
+
+@cache
+def linearised_class(base: Any) -> Any:
+    """Make the subclass of a model class that has learned heads.
+
+    Parameters
+    ----------
+    base
+        A model class of transformers, such as `BertModel`.
+
+    Returns
+    -------
+    type
+        Its configuration carries the settings of the heads as `coulomb`.
+    """
+    config_class = _config_class(base.config_class)
+
+    def __init__(self: Any, config: Any, *arguments: Any, **options: Any) -> None:
+        base.__init__(self, config, *arguments, **options)
+        _attach(self, config.coulomb)
+        self.config._attn_implementation_internal = ATTENTION
+
+    body = {
+        "__init__": __init__,
+        "config_class": config_class,
+        "__doc__": f"`{base.__name__}` with linear attention.",
+        "__module__": __name__,
+    }
+    return type(f"Linearised{base.__name__}", (base,), body)
+
+
+def _attach(model: nn.Module, settings: Mapping[str, Any]) -> None:
+    """Give every attention layer its heads, with particles still to be filled."""
+    stack = Stack(model)
+    exact = [tuple(heads) for heads in settings["exact_heads"]]
+    for site, heads in zip(stack.sites, exact, strict=True):
+        layer: Any = site.module
+        if type(layer).__name__ == "MPNetSelfAttention":
+            layer = LinearisedMPNetSelfAttention(layer)
+            model.set_submodule(site.name, layer)
+        layer.coulomb = LinearisedHeads(
+            site.num_heads,
+            layer.attention_head_size,
+            n_features=settings["n_features"],
+            feature_map=settings["feature_map"],
+            exact_heads=heads,
+        )
+    if not any(exact):
+        for module in model.modules():
+            if type(module).__name__ == "MPNetEncoder":
+                vars(module)["compute_position_bias"] = _no_position_bias
+
+
+def with_linearised_heads(
+    model: Any,
+    *,
+    n_features: int,
+    feature_map: str,
+    exact_heads: Sequence[Sequence[int]],
+) -> Any:
+    """Copy a model of transformers into its linearised class.
+
+    Parameters
+    ----------
+    model
+        The model; it is left as it is.
+    n_features, feature_map
+        As in `LinearisedHeads`.
+    exact_heads
+        For each layer, the heads that keep softmax.
+
+    Returns
+    -------
+    model
+        Particles are zero.
+    """
+    register()
+    check_family(model)
+    base: Any = type(model)
+    values = copy.deepcopy(model.config.to_dict())
+    values.pop("model_type", None)
+    settings = {
+        "n_features": n_features,
+        "feature_map": feature_map,
+        "exact_heads": [list(heads) for heads in exact_heads],
+    }
+    config = _config_class(base.config_class)(**values, coulomb=settings)
+    fast = copy.deepcopy(model)
+    fast.__class__ = linearised_class(base)
+    config._attn_implementation_internal = ATTENTION
+    for part in fast.modules():
+        if getattr(part, "config", None) is not None:
+            part.config = config
+    _attach(fast, settings)
+    place = next(model.parameters())
+    return fast.to(device=place.device)
+
+
+def load_pretrained(folder: str | Path, *, task: str = "AutoModel") -> Any:
+    """Load a linearised model that `save_pretrained` wrote.
+
+    Parameters
+    ----------
+    folder
+        Where it is; safetensors only.
+    task
+        The class of transformers that chooses the model.
+
+    Returns
+    -------
+    model
+        In evaluation mode.
+    """
+    register()
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise FileFormatError(f"{folder} is not a saved model: it has no config.json.")
+    config = transformers().AutoConfig.from_pretrained(folder)
+    if not str(config.model_type).startswith("coulomb-"):
+        raise FileFormatError(
+            f"{folder} is not a linearised model: its type is {config.model_type!r}. "
+            "Load it with transformers, and linearise it."
+        )
+    auto = getattr(transformers(), task)
+    return auto.from_pretrained(folder, config=config, use_safetensors=True)

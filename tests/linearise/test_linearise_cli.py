@@ -1,0 +1,110 @@
+"""The verbs `linearise` and `kernels`, on a tiny saved model."""
+
+import json
+
+import pytest
+import typer
+from linearise_cases import make_texts, tiny_model
+from typer.testing import CliRunner
+
+from coulomb._support.errors import FileFormatError, ParameterError
+from coulomb.cli.linearise import kernels, linearise
+from coulomb.linearise import kernel_table, linearised_heads, load_pretrained
+
+transformers = pytest.importorskip("transformers")
+
+app = typer.Typer()
+app.command()(linearise)
+app.command()(kernels)
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words += [chr(c) for c in range(97, 123)] + [f"##{chr(c)}" for c in range(97, 123)]
+    (path / "vocab.txt").write_text("\n".join(words))
+    tokenizer = transformers.BertTokenizerFast(str(path / "vocab.txt"))
+    tokenizer.save_pretrained(path)
+    tiny_model("bert").save_pretrained(path)
+    (path / "texts.txt").write_text("\n".join(make_texts(30)))
+    return path
+
+
+def test_linearise_saves_a_model_that_loads(folder, tmp_path):
+    out = run(
+        "linearise", folder, "--texts", folder / "texts.txt", "--out", tmp_path / "out",
+        "--n-features", 8, "--steps", 5, "--distil-steps", 2, "--keep-exact", "0.1",
+        "--json", tmp_path / "numbers.json",
+    )  # fmt: skip
+    assert "cosine with the softmax embedding" in out
+    assert "2048 tokens" in out
+    model = load_pretrained(tmp_path / "out")
+    assert [heads.exact_heads for heads in linearised_heads(model)] == [(1,), ()]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    pipe = transformers.pipeline("feature-extraction", model=model, tokenizer=tokenizer)
+    assert len(pipe("abc")[0][0]) == 16
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    assert numbers["exact_heads"] == [[1], []]
+    assert set(numbers["speed"]) == {"128", "512", "2048"}
+
+
+def test_kernels_prints_every_method(folder, tmp_path):
+    out = run(
+        "kernels", folder, "--texts", folder / "texts.txt", "--n-features", "4,16",
+        "--steps", 20, "--json", tmp_path / "k.json",
+    )  # fmt: skip
+    numbers = json.loads((tmp_path / "k.json").read_text())
+    assert numbers["methods"] == [
+        "uniform",
+        "elu + 1",
+        "FAVOR+ 4",
+        "orthogonal 4",
+        "learned 4",
+        "FAVOR+ 16",
+        "orthogonal 16",
+        "learned 16",
+    ]
+    for method in numbers["methods"]:
+        assert len(numbers["divergence"][method]) == 2
+    assert "Best kept exact (layer.head, KL of learned 16)" in out
+
+
+def test_table_ranks_what_it_must(folder):
+    model = transformers.AutoModel.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    table = kernel_table(model, tokenizer, make_texts(30), n_features=(4, 16), steps=30)
+    mean = {m: sum(table.by_layer(m)) for m in table.methods}
+    assert mean["learned 16"] < mean["learned 4"] < mean["uniform"]
+    assert mean["learned 16"] < mean["orthogonal 16"]
+    worst = table.worst_heads("learned 16", 2)
+    assert worst[0][2] >= worst[1][2]
+    again = kernel_table(model, tokenizer, make_texts(30), n_features=(4, 16), steps=30)
+    assert again == table
+
+
+class TestRefusals:
+    def test_folder_without_a_model(self, folder, tmp_path):
+        with pytest.raises(FileFormatError, match=r"no config\.json"):
+            run("kernels", tmp_path, "--texts", folder / "texts.txt")
+
+    def test_file_that_is_no_text(self, folder, tmp_path):
+        (tmp_path / "a.bin").write_bytes(b"\xff\xfe\x00")
+        with pytest.raises(FileFormatError, match="not a text file in UTF-8"):
+            run("kernels", folder, "--texts", tmp_path / "a.bin")
+
+    def test_numbers_and_heads(self, folder):
+        texts = "--texts", folder / "texts.txt"
+        with pytest.raises(ParameterError, match="whole numbers with commas"):
+            run("kernels", folder, *texts, "--n-features", "4,x")
+        for wrong in ("x", "1.2.3", "0.1,2"):
+            with pytest.raises(ParameterError, match=r"such as 0\.3,2\.11; got"):
+                run("linearise", folder, *texts, "--out", "o", "--keep-exact", wrong)

@@ -1,0 +1,276 @@
+"""Models of transformers: four families, saved, loaded, piped and trained."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from linearise_cases import (
+    FAMILIES,
+    QUICK,
+    batch_of,
+    make_texts,
+    tiny_model,
+    tokenizer_for,
+)
+
+from coulomb._support.errors import FileFormatError, ParameterError
+from coulomb.linearise import (
+    linearise,
+    linearised_heads,
+    load_pretrained,
+    register,
+)
+from coulomb.linearise.layers import softmax_rows
+from coulomb.linearise.pretrained import ATTENTION
+from coulomb.linearise.recording import begin_all, record, text_length
+from coulomb.linearise.stack import Stack
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def case(request):
+    family = request.param
+    model = tiny_model(family)
+    fast = linearise(model, tokenizer_for(family), make_texts(), **QUICK)
+    return family, model, fast
+
+
+@torch.no_grad()
+def hidden(model, batch):
+    return model(**batch).last_hidden_state
+
+
+def test_particles_are_learned(case):
+    _, _, fast = case
+    summary = fast.linearise_summary
+    assert sum(summary.after) < sum(summary.before)
+    assert sum(summary.after) < sum(summary.random)
+    assert summary.cosine > summary.cosine_random
+
+
+def test_model_is_one_of_transformers(case):
+    family, model, fast = case
+    assert isinstance(fast, type(model))
+    assert type(fast).__name__ == f"Linearised{type(model).__name__}"
+    assert fast.config.model_type == f"coulomb-{family}"
+    assert fast.config.coulomb["n_features"] == 8
+    assert model.config.model_type == family
+    assert model.config._attn_implementation != ATTENTION
+
+
+def test_padding_is_not_seen(case):
+    """The mask function is registered too: without it padding would be attended to."""
+    family, _, fast = case
+    batch = batch_of(family)
+    real = batch["attention_mask"].bool()
+    whole = hidden(fast, batch)
+    for row in range(len(real)):
+        n = int(real[row].sum())
+        alone = hidden(fast, {k: v[row : row + 1, :n] for k, v in batch.items()})
+        torch.testing.assert_close(whole[row, :n], alone[0], rtol=1e-4, atol=1e-5)
+
+
+def test_round_trip(case, tmp_path):
+    family, _, fast = case
+    fast.save_pretrained(tmp_path)
+    assert not list(tmp_path.glob("*.bin"))
+    batch = batch_of(family)
+    expected = hidden(fast, batch)
+    for model in (
+        load_pretrained(tmp_path),
+        transformers.AutoModel.from_pretrained(tmp_path),
+        type(fast).from_pretrained(tmp_path),
+    ):
+        assert type(model) is type(fast)
+        torch.testing.assert_close(hidden(model, batch), expected)
+
+
+def test_all_layers_exact_is_the_model_itself(case):
+    family, model, _ = case
+    kept = linearise(
+        model, tokenizer_for(family), make_texts(), keep_exact=[0, 1], **QUICK
+    )
+    batch = batch_of(family)
+    real = batch["attention_mask"].bool()
+    torch.testing.assert_close(
+        hidden(kept, batch)[real], hidden(model, batch)[real], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_attention_rows_can_be_seen(case):
+    family, _, fast = case
+    if family == "mpnet":
+        with torch.no_grad():
+            out = fast(**batch_of(family), output_attentions=True)
+        rows = out.attentions[0]
+        torch.testing.assert_close(rows.sum(dim=-1), torch.ones_like(rows[..., 0]))
+    heads = linearised_heads(fast)
+    assert len(heads) == 2
+    assert "n_features=8" in repr(heads[0])
+
+
+def test_recorded_rows_are_the_models_attention(case):
+    family, _, _ = case
+    model = tiny_model(family)
+    model.config._attn_implementation_internal = "eager"
+    batch = batch_of(family)
+    with torch.no_grad():
+        expected = model(**batch, output_attentions=True).attentions
+    stack = Stack(model)
+    states = begin_all(stack, [batch])
+    real = batch["attention_mask"].bool()
+    for number in range(2):
+        (rows,), states = record(stack, number, states)
+        ours = softmax_rows(rows.q, rows.k, rows.key_mask, rows.bias)
+        chosen = real[:, None, :].expand(-1, 2, -1)
+        torch.testing.assert_close(
+            ours[chosen], expected[number][chosen], rtol=1e-4, atol=1e-6
+        )
+
+
+def test_gradients_reach_the_weights_and_unfrozen_particles(case):
+    family, _, fast = case
+    heads = linearised_heads(fast)[0]
+    heads.particles.requires_grad_(True)
+    try:
+        fast(**batch_of(family)).last_hidden_state.square().mean().backward()
+        assert heads.particles.grad.abs().sum() > 0
+        missing = [
+            name
+            for name, p in fast.named_parameters()
+            if p.requires_grad and p.grad is None and "pooler" not in name
+        ]
+        # The last query bias of MPNet's positions is not used any more.
+        assert all("relative_attention_bias" in name for name in missing)
+    finally:
+        heads.particles.requires_grad_(False)
+        fast.zero_grad()
+
+
+def test_task_heads_are_kept(tmp_path):
+    model = tiny_model("roberta", "AutoModelForSequenceClassification")
+    fast = linearise(model, tokenizer_for("roberta"), make_texts(), **QUICK)
+    fast.save_pretrained(tmp_path)
+    again = load_pretrained(tmp_path, task="AutoModelForSequenceClassification")
+    batch = batch_of("roberta")
+    with torch.no_grad():
+        torch.testing.assert_close(again(**batch).logits, fast(**batch).logits)
+
+
+def test_heads_of_one_layer_can_be_exact(tmp_path):
+    model = tiny_model("bert")
+    fast = linearise(
+        model, tokenizer_for("bert"), make_texts(), keep_exact=[(1, 0)], **QUICK
+    )
+    fast.save_pretrained(tmp_path)
+    again = load_pretrained(tmp_path)
+    assert [heads.exact_heads for heads in linearised_heads(again)] == [(), (0,)]
+    batch = batch_of("bert")
+    torch.testing.assert_close(hidden(again, batch), hidden(fast, batch))
+
+
+def bert_tokenizer(folder):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words += [chr(c) for c in range(97, 123)] + [f"##{chr(c)}" for c in range(97, 123)]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    return transformers.BertTokenizerFast(str(folder / "vocab.txt"))
+
+
+def test_pipeline(tmp_path):
+    tokenizer = bert_tokenizer(tmp_path)
+    fast = linearise(tiny_model("bert"), tokenizer, make_texts(), **QUICK)
+    pipe = transformers.pipeline("feature-extraction", model=fast, tokenizer=tokenizer)
+    text = make_texts(1, seed=9)[0]
+    batch = tokenizer([text], return_tensors="pt")
+    expected = hidden(fast, dict(batch))
+    torch.testing.assert_close(torch.tensor(pipe(text)), expected)
+
+
+def test_trainer(tmp_path):
+    pytest.importorskip("accelerate")
+    model = tiny_model("bert", "AutoModelForSequenceClassification")
+    fast = linearise(model, tokenizer_for("bert"), make_texts(), **QUICK)
+    before = fast.classifier.weight.detach().clone()
+    particles = linearised_heads(fast)[0].particles.clone()
+    batch = batch_of("bert", 8)
+    rows = [
+        {"labels": i % 2, **{name: value[i] for name, value in batch.items()}}
+        for i in range(8)
+    ]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=2,
+        per_device_train_batch_size=4,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+        dataloader_pin_memory=False,
+    )
+    trainer = transformers.Trainer(fast, arguments, train_dataset=rows)
+    result = trainer.train()
+    assert result.global_step == 2
+    assert not torch.equal(fast.classifier.weight, before)
+    assert torch.equal(linearised_heads(fast)[0].particles, particles)
+
+
+class TestRefusals:
+    def test_other_families_by_name(self):
+        config = transformers.AlbertConfig(
+            vocab_size=64,
+            embedding_size=8,
+            hidden_size=16,
+            num_attention_heads=2,
+            intermediate_size=16,
+        )
+        model = transformers.AlbertModel(config)
+        expected = "BERT, DistilBERT, MPNet, RoBERTa.* got AlbertModel"
+        with pytest.raises(ParameterError, match=expected):
+            linearise(model, tokenizer_for("bert"), make_texts())
+
+    def test_decoders(self):
+        model = tiny_model("bert")
+        model.config.is_decoder = True
+        with pytest.raises(ParameterError, match="is_decoder=True"):
+            linearise(model, tokenizer_for("bert"), make_texts())
+
+    def test_a_model_twice(self, case):
+        family, _, fast = case
+        with pytest.raises(ParameterError, match="linearised already"):
+            linearise(fast, tokenizer_for(family), make_texts())
+
+    def test_attention_of_models_that_were_not_linearised(self):
+        register()
+        model = tiny_model("bert")
+        model.set_attn_implementation(ATTENTION)
+        with pytest.raises(ParameterError, match=r"Call coulomb\.linearise\.linearise"):
+            hidden(model, batch_of("bert"))
+
+    def test_folders_of_other_things(self, tmp_path):
+        with pytest.raises(FileFormatError, match=r"no config.json"):
+            load_pretrained(tmp_path)
+        tiny_model("bert").save_pretrained(tmp_path)
+        with pytest.raises(FileFormatError, match="its type is 'bert'"):
+            load_pretrained(tmp_path)
+
+
+def test_lengths_know_the_padding_position():
+    assert text_length(tiny_model("bert"), None) == 40
+    assert text_length(tiny_model("roberta"), None) == 38
+    assert text_length(torch.nn.Linear(1, 1), None) == 512
+
+
+def test_transformers_is_imported_only_when_needed():
+    code = (
+        "import sys, coulomb.linearise; print('transformers' in sys.modules)\n"
+        "sys.modules['transformers'] = None\n"
+        "from coulomb.linearise import register\n"
+        "try:\n    register()\nexcept ValueError as error:\n    print(error)"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    assert out.startswith("False")
+    assert "pip install 'coulomb[hf]'" in out

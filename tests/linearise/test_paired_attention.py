@@ -1,0 +1,168 @@
+"""Paired particles: the linear form against its quadratic twin, masks, the tilt."""
+
+import math
+
+import pytest
+import torch
+from linearise_cases import particles_case, rows_case
+
+from coulomb._support.errors import ParameterError
+from coulomb.features import Favor, SoftmaxFeatures
+from coulomb.linearise import LinearisedAttention, LinearisedHeads
+from coulomb.linearise import pairs as module
+from coulomb.linearise.layers import as_positive_map, softmax_rows
+from coulomb.linearise.pairs import paired_attention, paired_features, paired_weights
+
+MAPS = ["softmaxfeat", "favor", "elu", "softplus", "sigmoid2"]
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_linear_form_is_the_quadratic_one_in_value_and_gradient(name):
+    feature_map = as_positive_map(name)
+    q, k, v, mask = rows_case()
+    positions, tilt = particles_case()
+    results = []
+    for form in ("linear", "quadratic"):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v, positions)]
+        if form == "linear":
+            out = paired_attention(*leaves, tilt, feature_map, mask)
+        else:
+            rows = paired_weights(*leaves[:2], leaves[3], tilt, feature_map, mask)
+            out = rows @ leaves[2]
+        (out.sin() * mask[:, None, :, None]).sum().backward()
+        results.append([out.detach(), *(leaf.grad for leaf in leaves)])
+    for ours, twin in zip(*results, strict=True):
+        torch.testing.assert_close(ours, twin, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_temperature_is_the_maps(temperature):
+    feature_map = SoftmaxFeatures(temperature=temperature)
+    q, k, v, mask = rows_case()
+    positions, tilt = particles_case()
+    rows = paired_weights(q, k, positions, tilt, feature_map, mask)
+    out = paired_attention(q, k, v, positions, tilt, feature_map, mask)
+    torch.testing.assert_close(out, rows @ v)
+
+
+def test_blocks_change_nothing(monkeypatch):
+    q, k, v, mask = rows_case(n=200)
+    case = (q, k, v, *particles_case(), SoftmaxFeatures(), mask)
+    whole = paired_attention(*case)
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 1)
+    with torch.no_grad():
+        torch.testing.assert_close(paired_attention(*case), whole)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_padding_is_not_seen_whatever_stands_there(name):
+    feature_map = as_positive_map(name)
+    q, k, v, mask = rows_case()
+    case = (*particles_case(), feature_map)
+    out = paired_attention(q, k, v, *case, mask)
+    short = paired_attention(q[1:, :, :5], k[1:, :, :5], v[1:, :, :5], *case)
+    torch.testing.assert_close(out[1:, :, :5], short)
+    for x in (k, v):
+        x[1:, :, 5:] = math.nan
+    torch.testing.assert_close(paired_attention(q, k, v, *case, mask), out)
+
+
+def test_a_sequence_of_padding_gives_zero():
+    q, k, v, mask = rows_case()
+    mask[1] = False
+    out = paired_attention(q, k, v, *particles_case(), SoftmaxFeatures(), mask)
+    assert torch.equal(out[1], torch.zeros_like(out[1]))
+    assert out[0].isfinite().all()
+
+
+def test_tilt_centres_the_queries_exactly():
+    """exp(q.k) = exp(c.k) exp((q - c).k): softmax of shifted queries, tilted keys."""
+    q, k, _, mask = rows_case()
+    centre = q.mean(dim=(0, 2), keepdim=True)
+    tilt = centre[0, :, 0] / math.sqrt(q.shape[-1])
+    kernel = ((q - centre) @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).exp()
+    weight = module._key_weight(k, tilt, mask)
+    kernel = kernel * weight.transpose(-1, -2)
+    rows = kernel / kernel.sum(dim=-1, keepdim=True)
+    torch.testing.assert_close(rows, softmax_rows(q, k, mask))
+
+
+def test_favor_is_unbiased_for_softmax():
+    """The mean over 200,000 particles is within five standard errors of exp(q.k)."""
+    q, k, _, _ = rows_case(batch=1, heads=1, n=3)
+    source = torch.Generator().manual_seed(0)
+    rows = torch.randn(1, 200_000, 4, generator=source, dtype=q.dtype)
+    zero = rows.new_zeros(1, len(rows[0]))
+    positions = module.join_pairs(rows, zero, rows, zero)
+    tilt = -module.mean_key_row(positions)
+    phi_q, phi_k = paired_features(q, k, positions, tilt, Favor())
+    # The constant coordinate adds |1|^2 / 2 to each exponent.
+    products = math.e * phi_q[0, 0, :, None] * phi_k[0, 0, None] * rows.shape[1]
+    error = products.std(dim=-1) / math.sqrt(rows.shape[1])
+    exact = (q @ k.transpose(-1, -2) * 0.5)[0, 0].exp()
+    assert ((products.mean(dim=-1) - exact).abs() < 5 * error).all()
+
+
+def test_half_precision_is_computed_in_full():
+    q, k, v, mask = rows_case(dtype=torch.float32)
+    case = (*particles_case(dtype=torch.float32), SoftmaxFeatures(), mask)
+    half = paired_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), *case)
+    full = paired_attention(q.bfloat16().float(), k.bfloat16().float(), v, *case)
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), full, rtol=0.02, atol=0.02)
+
+
+class TestHeads:
+    def heads(self, exact):
+        heads = LinearisedHeads(3, 4, n_features=5, exact_heads=exact).double()
+        positions, tilt = particles_case()
+        with torch.no_grad():
+            heads.particles.copy_(positions)
+            heads.tilt.copy_(tilt)
+        return heads
+
+    @pytest.mark.parametrize("exact", [(), (1,), (0, 2), (0, 1, 2)])
+    def test_weights_are_what_forward_multiplies_with(self, exact):
+        q, k, v, mask = rows_case()
+        heads = self.heads(exact)
+        rows = heads.weights(q, k, mask)
+        torch.testing.assert_close(heads(q, k, v, mask), rows @ v)
+        softmax = softmax_rows(q, k, mask)
+        for head in exact:
+            torch.testing.assert_close(rows[:, head], softmax[:, head])
+
+    def test_bias_reaches_exact_heads_only(self):
+        q, k, v, mask = rows_case()
+        bias = torch.arange(3.0).double().view(1, 3, 1, 1) * torch.arange(7)
+        heads = self.heads((2,))
+        with_bias, without = heads(q, k, v, mask, bias), heads(q, k, v, mask)
+        assert torch.equal(with_bias[:, :2], without[:, :2])
+        exact = softmax_rows(q, k, mask, bias)[:, 2] @ v[:, 2]
+        torch.testing.assert_close(with_bias[:, 2], exact)
+
+    def test_unknown_heads_and_maps(self):
+        with pytest.raises(ParameterError, match="heads from 0 to 2; got 3"):
+            LinearisedHeads(3, 4, exact_heads=[3])
+        with pytest.raises(ParameterError, match="Use one of elu, favor, sigmoid2"):
+            LinearisedHeads(3, 4, feature_map="cos2")
+
+
+class TestTorchLayer:
+    def test_all_heads_exact_is_torchs_layer(self):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            theirs = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+        ours = LinearisedAttention(theirs, exact_heads=(0, 1))
+        x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+        padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+        for given in (None, padding):
+            expected, weights = theirs(x, x, x, key_padding_mask=given)
+            out, rows = ours(x, x, x, key_padding_mask=given)
+            torch.testing.assert_close(out, expected)
+            torch.testing.assert_close(rows, weights)
+
+    def test_causal_calls_are_refused(self):
+        layer = LinearisedAttention(torch.nn.MultiheadAttention(8, 2), n_features=4)
+        x, mask = torch.ones(3, 1, 8), torch.ones(3, 3).triu(1).bool()
+        with pytest.raises(ParameterError, match="replace_attention"):
+            layer(x, x, x, attn_mask=mask, is_causal=True)
