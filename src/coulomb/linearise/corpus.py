@@ -162,10 +162,12 @@ def encode(tokenizer: Tokenizer, texts: list[str], max_length: int) -> Batch:
 
     Parameters
     ----------
-    tokenizer, max_length
+    tokenizer
         As in `make_corpus`.
     texts
         The texts of one batch.
+    max_length
+        As in `make_corpus`.
 
     Returns
     -------

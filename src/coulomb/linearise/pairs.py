@@ -31,10 +31,10 @@ def join_pairs(w: Tensor, a: Tensor, u: Tensor, b: Tensor) -> Tensor:
 
     Parameters
     ----------
-    w, u
-        Rows for queries and keys, shape `(heads, n, dim)`.
-    a, b
-        Their offsets, shape `(heads, n)`.
+    w, a
+        Rows for queries, shape `(heads, n, dim)`, and their offsets, `(heads, n)`.
+    u, b
+        The same for keys.
 
     Returns
     -------
@@ -179,10 +179,12 @@ def paired_attention(
 
     Parameters
     ----------
-    q, k, positions, tilt, feature_map, key_mask
+    q, k
         As in `paired_features`.
     v
         Values, shape `(batch, heads, n, dim_v)`.
+    positions, tilt, feature_map, key_mask
+        As in `paired_features`.
 
     Returns
     -------
