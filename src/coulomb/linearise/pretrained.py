@@ -193,6 +193,8 @@ class LinearisedMPNetSelfAttention(nn.Module):
             For exact heads.
         output_attentions
             Whether to write out the attention matrix.
+        **_
+            Other arguments of the family's layers, which mean nothing here.
 
         Returns
         -------
