@@ -158,7 +158,7 @@ class TestSettings:
             {"feature_map": "cos2"},
             {"feature_map": lambda x, particles: projections(x, particles).tanh()},
         ],
-        ids=repr,
+        ids=lambda settings: "-".join(settings),
     )
     def test_every_setting_gives_finite_features(self, problem, settings):
         X, y = problem
