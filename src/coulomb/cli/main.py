@@ -9,6 +9,7 @@ from coulomb._support.errors import CoulombError
 from coulomb._version import __version__
 from coulomb.cli.demo import demo
 from coulomb.cli.experiments import claims, reproduce
+from coulomb.cli.linearise import kernels, linearise
 from coulomb.cli.report import report
 from coulomb.cli.text import evaluate, predict, runs, train
 from coulomb.cli.theory import deviations, meanfield
@@ -23,7 +24,7 @@ app = typer.Typer(
 )
 for verb in (demo, train, evaluate, predict, runs):
     app.command()(verb)
-for verb in (reproduce, claims, report, meanfield, deviations):
+for verb in (linearise, kernels, reproduce, claims, report, meanfield, deviations):
     app.command()(verb)
 
 
