@@ -44,6 +44,8 @@ def test_documented_parameters_exist(thing):
 
 @pytest.mark.parametrize("thing", [t for t in THINGS if inspect.isclass(t.values[0])])
 def test_public_methods_are_documented_once(thing):
-    for name, _ in inspect.getmembers(thing, inspect.isfunction):
-        if not name.startswith("_"):
+    for name, method in inspect.getmembers(thing, inspect.isfunction):
+        # transformers hangs a method of its own on every torch module.
+        foreign = method.__module__.startswith("transformers.")
+        if not name.startswith("_") and not foreign:
             assert inspect.getdoc(getattr(thing, name)), f"{name} has no docstring"
