@@ -14,7 +14,7 @@ from coulomb.text._settings import TextSettings, setting_names
 
 __all__ = ["PRESETS", "TextSettings", "preset", "read_toml", "setting_names"]
 
-# Ours. Chosen on the validation splits of Rotten Tomatoes and SST-2.
+# Ours. Chosen on the validation split of Rotten Tomatoes.
 _DEFAULT = TextSettings(
     attention="kernel-softmaxfeat",
     n_layers=2,
