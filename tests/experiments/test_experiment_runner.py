@@ -49,7 +49,7 @@ def test_a_dask_cluster_gives_the_same_records(tmp_path, expected):
     distributed = pytest.importorskip("distributed")
     with (
         distributed.LocalCluster(
-            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0"
         ) as cluster,
         distributed.Client(cluster),
         parallel_config(backend="dask"),
