@@ -6,7 +6,8 @@ from typer.testing import CliRunner
 
 from coulomb._support.errors import ParameterError
 from coulomb.cli.experiments import claims, reproduce
-from coulomb.experiments import load_records
+from coulomb.experiments import Settings, load_records
+from coulomb.experiments.base import experiments
 from coulomb.experiments.sample import write_sample
 
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -34,6 +35,17 @@ def test_reproduce_writes_records_and_tables(tmp_path):
     assert "2 found, 0 done" in run(*arguments).stdout
 
 
+def test_part_of_a_plan_is_run_and_the_rest_follows(tmp_path):
+    arguments = ("reproduce", "meanfield", "--preset", "smoke", "--out", tmp_path)
+    plan = experiments.build("meanfield").plan(Settings("smoke"))
+    method = plan[0]["method"]
+    assert (
+        "1 jobs, 0 found, 1 done"
+        in run(*arguments, "--only", f"method={method}").stdout
+    )
+    assert "2 jobs, 1 found, 1 done" in run(*arguments).stdout
+
+
 def test_claims_print_verdicts_and_write_them(tmp_path):
     write_sample(tmp_path)
     result = run("claims", tmp_path, "--json", tmp_path / "claims.json")
@@ -51,6 +63,9 @@ def test_claims_print_verdicts_and_write_them(tmp_path):
     [
         (["reproduce", "nois"], "did you mean 'noise'"),
         (["reproduce", "noise", "--preset", "papers"], "did you mean 'paper'"),
+        (["reproduce", "noise", "--only", "seed"], "must look like method="),
+        (["reproduce", "noise", "--only", "sed=0"], "did you mean 'seed'"),
+        (["reproduce", "noise", "--only", "method=fixd"], "did you mean 'fixed'"),
         (["claims", "nowhere"], "there is none at 'nowhere'"),
     ],
 )

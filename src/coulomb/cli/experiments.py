@@ -35,6 +35,14 @@ def reproduce(
         Path | None,
         typer.Option(envvar="COULOMB_DATA", help="Folder of the text data sets."),
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE,...",
+            help="Some jobs of the plan, by method, constants, control, seed and the "
+            "like; may be repeated.",
+        ),
+    ] = None,
     csv: Annotated[
         Path | None, typer.Option(help="Also write summary tables to this folder.")
     ] = None,
@@ -51,12 +59,14 @@ def reproduce(
     `coulomb reproduce strength --jobs 2 --out results`
 
     `coulomb reproduce text --task rotten_tomatoes --data-dir data --jobs 2`
+
+    `coulomb reproduce text --task sst2 --only method=softmax,kernel-cos2 --only seed=0`
     """
     from coulomb.experiments import Settings, load_records
     from coulomb.experiments.runner import run_experiment
     from coulomb.experiments.tables import write_tables
 
-    settings = Settings(preset, tuple(task or ()), data_dir)
+    settings = Settings(preset, tuple(task or ()), data_dir, _choices(only or []))
     try:
         account = run_experiment(name, out, settings, n_jobs=jobs)
     except KeyboardInterrupt:
@@ -80,6 +90,18 @@ def reproduce(
             f"{len(account.failures)} jobs failed; run the command again to retry. The "
             f"first: {account.failures[0]}"
         )
+
+
+def _choices(only: list[str]) -> dict[str, tuple[str, ...]]:
+    chosen: dict[str, tuple[str, ...]] = {}
+    for each in only:
+        name, found, values = each.partition("=")
+        if not (name and found and values):
+            raise ParameterError(
+                f"`only` must look like method=softmax,kernel-cos2; got {each!r}."
+            )
+        chosen[name] = chosen.get(name, ()) + tuple(values.split(","))
+    return chosen
 
 
 def claims(

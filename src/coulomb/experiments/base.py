@@ -1,7 +1,7 @@
 """What an experiment is: a plan of jobs, and a way to run one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,15 +50,48 @@ class Settings:
         Text data sets, for the experiments that use text.
     data_dir
         Folder of the data sets; jobs do not depend on where it is.
+    only
+        Some of the plan: for names of entries of a job the values that count.
+
+    Examples
+    --------
+    >>> plan = [{"method": "fixed", "seed": 0}, {"method": "fixed", "seed": 1}]
+    >>> Settings(only={"seed": ("0",)}).chosen(plan)
+    [{'method': 'fixed', 'seed': 0}]
     """
 
     preset: str = "paper"
     tasks: tuple[str, ...] = ()
     data_dir: Path | None = None
+    only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
             raise unknown_name("preset", self.preset, PRESETS)
+
+    def chosen(self, plan: Sequence[Job]) -> list[Job]:
+        """Take the jobs of a plan that were asked for.
+
+        Parameters
+        ----------
+        plan
+            All jobs.
+
+        Returns
+        -------
+        list of dict
+            Those with one of the values of `only` in every entry it names.
+        """
+        jobs = list(plan)
+        for name, values in self.only.items():
+            there = {str(job.get(name)): None for job in plan if name in job}
+            if not there:
+                raise unknown_name("only", name, {key for job in plan for key in job})
+            for value in values:
+                if value not in there:
+                    raise unknown_name(f"only {name}", value, list(there))
+            jobs = [job for job in jobs if str(job.get(name)) in values]
+        return jobs
 
 
 class AbstractExperiment(ABC):

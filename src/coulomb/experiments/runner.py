@@ -89,7 +89,7 @@ def run_experiment(
     experiment = experiments.build(name)
     folder = Path(out) / name
     path = folder / FILE
-    plan = experiment.plan(settings)
+    plan = settings.chosen(experiment.plan(settings))
     cut_torn_line(path)
     known = {record.key for record in load_records(path)}
     missing = [job for job in plan if job_key(name, job) not in known]
