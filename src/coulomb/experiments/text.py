@@ -210,14 +210,24 @@ def measure_blindness(
     from coulomb.attention.phase_a import set_up as set_up_alignment
     from coulomb.features import Particles
     from coulomb.text._setup import set_up
-    from coulomb.text.phases import alignment_batches, alignment_settings
+    from coulomb.text.phases import (
+        alignment_batches,
+        alignment_settings,
+        packed_view,
+    )
 
     row = job | {"method": "kernel-softmaxfeat"}
     settings = text_settings(row)
     setup = set_up(corpus, settings, vocabulary)
     batches = alignment_batches(setup.rows["train"], settings.batch_size, job["seed"])
     chosen = alignment_settings(settings, corpus.kind)
-    problem = set_up_alignment(setup.model, batches[:20], chosen, seed=job["seed"])
+    problem = set_up_alignment(
+        setup.model,
+        batches[:20],
+        chosen,
+        evaluate=packed_view(settings, corpus.kind),
+        seed=job["seed"],
+    )
     inside = chosen.domain.project(problem.network.layers.read(setup.model))
     cosines = label_cosines(problem.objective, Particles(inside))
     return {"cosine": float(cosines.mean()), "largest_cosine": float(cosines.max())}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from coulomb.text.classifier import TextClassifier
     from coulomb.text.corpora import Corpus, Split, build_corpus, read_corpus
     from coulomb.text.metrics import classification_metrics, entity_metrics
-    from coulomb.text.packed import packed_logits
+    from coulomb.text.packed import PackedHeads, packed_logits
     from coulomb.text.predictor import Predictor
     from coulomb.text.running import load_data, resume_folder, train_in_folder
     from coulomb.text.runs import list_runs

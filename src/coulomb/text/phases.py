@@ -1,4 +1,4 @@
-"""Phase A of a text classifier: padded batches, the settings, the controls."""
+"""Phase A of a text classifier: its batches, the settings, the controls."""
 
 import math
 import time
@@ -19,12 +19,13 @@ from coulomb.dynamics.stopping import StopReason
 from coulomb.features import Particles
 from coulomb.interactions import Riesz
 from coulomb.text._setup import ALIGN, BATCHES, Setup
-from coulomb.text.batches import IGNORED, pad
+from coulomb.text.batches import TokenBatch
+from coulomb.text.packed import PackedHeads
 from coulomb.text.settings import TextSettings
 from coulomb.text.tokens import TokenRows
 from coulomb.text.variants import find_variant
 
-Batch = tuple[Tensor, Tensor, Tensor]
+Batch = tuple[TokenBatch, Tensor]
 Report = Callable[[dict[str, Any]], None]
 _WINDOW = 20  # batches whose texts are sorted by length together
 
@@ -66,7 +67,7 @@ def alignment_settings(settings: TextSettings, kind: str) -> AlignmentSettings:
 
 
 def alignment_batches(rows: TokenRows, batch_size: int, seed: int) -> list[Batch]:
-    """Cut a split into padded batches of texts of like length.
+    """Cut a split into batches of texts of like length.
 
     Parameters
     ----------
@@ -80,7 +81,8 @@ def alignment_batches(rows: TokenRows, batch_size: int, seed: int) -> list[Batch
     Returns
     -------
     list of tuple
-        Token ids, key mask and labels.
+        Packed tokens and what `PackedHeads` is compared with: a label per text, or a
+        row of tags.
     """
     generator = make_generator(seed, BATCHES)
     order = torch.randperm(len(rows), generator=generator)
@@ -89,15 +91,28 @@ def alignment_batches(rows: TokenRows, batch_size: int, seed: int) -> list[Batch
         window = window[rows.lengths[window].argsort(stable=True)]
         for some in torch.split(window, batch_size):
             batch = rows.batch(some)
-            token_ids, mask = pad(batch)
             labels = batch.labels
             assert labels is not None
-            if rows.first is not None:
-                tags = torch.full_like(token_ids, IGNORED)
-                tags[mask] = labels
-                labels = tags
-            batches.append((token_ids, mask, labels))
+            batches.append((batch, labels if rows.first is None else labels[None]))
     return batches
+
+
+def packed_view(settings: TextSettings, kind: str) -> PackedHeads:
+    """Choose what Phase A looks at: pooled texts, or tokens that have tags.
+
+    Parameters
+    ----------
+    settings
+        For the pooling.
+    kind
+        "sequence" or "token".
+
+    Returns
+    -------
+    PackedHeads
+        The `evaluate` that goes with `alignment_batches`.
+    """
+    return PackedHeads("none" if kind == "token" else settings.pooling)
 
 
 def run_phase_a(
@@ -147,24 +162,24 @@ def _length(settings: TextSettings, n_batches: int) -> int:
     return round(settings.align_epochs * n_batches)
 
 
-def _problem(setup: Setup) -> tuple[list[Batch], AlignmentSettings, int]:
+def _problem(setup: Setup) -> tuple[list[Batch], AlignmentSettings, dict[str, Any]]:
     settings = setup.settings
     batches = alignment_batches(setup.rows["train"], settings.batch_size, settings.seed)
     chosen = alignment_settings(settings, setup.corpus.kind)
     # A fifth is kept back to watch the alignment of texts that move nothing.
     held_out = max(1, round(0.2 * len(batches))) if len(batches) > 1 else 0
     steps = _length(settings, len(batches) - held_out)
-    return batches, chosen.changed({"max_steps": steps}), _seed(settings)
-
-
-def _seed(settings: TextSettings) -> int:
-    return make_generator(settings.seed, ALIGN).initial_seed()
+    options = {
+        "evaluate": packed_view(settings, setup.corpus.kind),
+        "seed": make_generator(settings.seed, ALIGN).initial_seed(),
+    }
+    return batches, chosen.changed({"max_steps": steps}), options
 
 
 def _aligned(
     setup: Setup, file: Path | None, report: Report, save_every: int
 ) -> AlignmentResult:
-    batches, chosen, seed = _problem(setup)
+    batches, chosen, options = _problem(setup)
     while True:
         resume, last = None, 0
         if file is not None and file.is_file():
@@ -183,10 +198,10 @@ def _aligned(
             setup.model,
             batches,
             settings=chosen,
-            seed=seed,
             resume=resume,
             callbacks=(told,),
             progress=False,
+            **options,
         )
         if file is not None:
             result.save(file)
@@ -195,21 +210,21 @@ def _aligned(
 
 
 def _without_labels(setup: Setup, *, control: bool) -> dict[str, Any]:
-    batches, chosen, seed = _problem(setup)
-    problem = set_up_alignment(setup.model, batches, chosen, seed=seed)
+    batches, chosen, options = _problem(setup)
+    problem = set_up_alignment(setup.model, batches, chosen, **options)
     layers = problem.network.layers
     inside = chosen.domain.project(layers.read(setup.model))
     if control:
         layers.write(setup.model, inside)
         return {"summary": "Particles projected on the domain and left there."}
-    twin = noise_twin(problem, Particles(inside), problem.last_step, seed=seed)
+    twin = noise_twin(problem, Particles(inside), problem.last_step, seed=problem.seed)
     layers.write(setup.model, twin.positions)
     return {"summary": "Phase A without the alignment's gradient."}
 
 
 def _positions(setup: Setup) -> Tensor:
-    batches, chosen, seed = _problem(setup)
-    problem = set_up_alignment(setup.model, batches, chosen, seed=seed)
+    batches, chosen, options = _problem(setup)
+    problem = set_up_alignment(setup.model, batches, chosen, **options)
     return problem.network.layers.read(setup.model)
 
 
