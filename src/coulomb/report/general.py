@@ -56,7 +56,12 @@ def metric_tables(name: str, records: Sequence[Record]) -> list[Table]:
     if not records:
         return []
     keys = sorted({key for record in records for key in record.job})
-    constant = set(keys) - set(varying(records, keys))
+    # What follows from the method says nothing more about a row.
+    methods: dict[str, list[Record]] = {}
+    for record in records:
+        methods.setdefault(repr(record.job.get("method")), []).append(record)
+    free = {key for part in methods.values() for key in varying(part, keys)}
+    constant = set(keys) - free
     metrics = sorted({key for record in records for key in record.metrics})
     shown = [
         key
