@@ -4,7 +4,7 @@ from typing import Any
 
 from coulomb._support.checks import check_count, check_real
 from coulomb._support.errors import ParameterError, unknown_name
-from coulomb.domains import AbstractDomain, domains
+from coulomb.domains import AbstractDomain, Ball, domains
 from coulomb.dynamics.initial import Component, SpectralMixture
 from coulomb.estimators._learning import LearningSettings
 from coulomb.estimators._selection import DIVERGENCES, LAWS
@@ -15,6 +15,24 @@ _CHOICES = {
     "resample": ("uniform", "gibbs"),
     "stopping": ("settled", "held-out"),
     "labels": ("centred", "balanced", "paper"),
+}
+# The constants of the paper's study of vectors, which do not win.
+PAPER: dict[str, Any] = {
+    "n_particles": 300,
+    "gamma": 0.5,
+    "coordinates": "all",
+    "inverse_temperature": 100.0,
+    "n_candidates": None,
+    "max_iter": 2000,
+    "step_size": 30.0,
+    "interaction_strength": 0.5,
+    "domain": Ball(5.0),
+    "clip": 1.0,
+    "prior": False,
+    "batch_size": None,
+    "labels": "paper",
+    "resample": "gibbs",
+    "standardize": False,
 }
 _FULL_BATCH = 20_000
 _BATCH = 4096

@@ -1,6 +1,5 @@
 """`CoulombSampler`: random features that learn from labels."""
 
-import copy
 import warnings
 from typing import Any, Self
 
@@ -15,10 +14,10 @@ from sklearn.utils.validation import (
 )
 
 from coulomb._support.streams import make_generator
-from coulomb.domains import Ball
 from coulomb.dynamics.initial import draw_phases
 from coulomb.dynamics.stopping import StopReason
 from coulomb.estimators._columns import Target, label_columns, read_target
+from coulomb.estimators._controls import noise_only, norm_matched
 from coulomb.estimators._fourier import AbstractFourierSampler, draw_seed
 from coulomb.estimators._learning import (
     Learned,
@@ -28,7 +27,7 @@ from coulomb.estimators._learning import (
     learn,
 )
 from coulomb.estimators._memory import Memory, Rows
-from coulomb.estimators._settings import check_auto_gamma, resolve_settings
+from coulomb.estimators._settings import PAPER, check_auto_gamma, resolve_settings
 from coulomb.features import Fourier, Particles, as_feature_map
 from coulomb.objectives import Sample
 
@@ -212,24 +211,7 @@ class CoulombSampler(AbstractFourierSampler):
             300 particles, step 30, `beta` 100, 2000 steps, log repulsion of strength
             0.5, a ball of radius 5, clipping at 1, raw labels, no prior, Gibbs choice.
         """
-        constants: dict[str, Any] = {
-            "n_particles": 300,
-            "gamma": 0.5,
-            "coordinates": "all",
-            "inverse_temperature": 100.0,
-            "n_candidates": None,
-            "max_iter": 2000,
-            "step_size": 30.0,
-            "interaction_strength": 0.5,
-            "domain": Ball(5.0),
-            "clip": 1.0,
-            "prior": False,
-            "batch_size": None,
-            "labels": "paper",
-            "resample": "gibbs",
-            "standardize": False,
-        }
-        return cls(n_components, **(constants | changes))
+        return cls(n_components, **(PAPER | changes))
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn the particles from the labels.
@@ -322,16 +304,38 @@ class CoulombSampler(AbstractFourierSampler):
             A fitted copy.
         """
         check_is_fitted(self)
-        generator = make_generator(draw_seed(random_state))
-        twin = copy.deepcopy(self)
-        learned = self.random_weights_[self._varying].T
-        drawn = torch.randn(learned.shape, generator=generator, dtype=torch.float64)
-        order = torch.rand(learned.shape, generator=generator).argsort(dim=1).numpy()
-        drawn = drawn.numpy() * (order < (learned != 0).sum(axis=1, keepdims=True))
-        size = np.linalg.norm(drawn, axis=1, keepdims=True)
-        norm = np.linalg.norm(learned, axis=1, keepdims=True)
-        twin.random_weights_ = self._embed((drawn / np.where(size, size, 1) * norm).T)
-        twin.particles_ = twin.random_weights_.T.copy()
+        twin: Self = norm_matched(self, draw_seed(random_state))
+        return twin
+
+    def noise_control(self, random_state: Any = None) -> Self:
+        """Make the other control: the same fit without the pull of the labels.
+
+        The particles start from the law that was chosen and feel the same repulsion,
+        prior, walls and noise, at the same temperature and for as many steps, and D of
+        them are kept in the same way; but `V = 0` everywhere. What the learned features
+        do better than this is due to the labels having moved and chosen them. Law and
+        temperature are the learned ones, which labels may have chosen.
+
+        Parameters
+        ----------
+        random_state
+            Seed, generator or None, as in scikit-learn; the seed of the fit gives the
+            same candidates and the same noise.
+
+        Returns
+        -------
+        CoulombSampler
+            A fitted copy with the same phases.
+
+        Examples
+        --------
+        >>> X = np.random.default_rng(0).normal(size=(60, 3))
+        >>> sampler = CoulombSampler(8, random_state=0).fit(X, X[:, 0] > 0)
+        >>> sampler.noise_control(0).transform(X).shape
+        (60, 8)
+        """
+        check_is_fitted(self)
+        twin: Self = noise_only(self, draw_seed(random_state))
         return twin
 
     def _features(self, X: Any) -> np.ndarray:

@@ -23,7 +23,6 @@ from coulomb.estimators import (
     OrthogonalSampler,
 )
 from coulomb.experiments.base import Outcome
-from coulomb.experiments.controls import noise_only
 from coulomb.experiments.records import Job
 from coulomb.interactions import Riesz
 
@@ -119,7 +118,7 @@ def _run_learned(job: Job, problem: SyntheticProblem) -> list[Outcome]:
         return samplers[None].control(job["seed"])
 
     def blind(X: Any, y: Any) -> CoulombSampler:
-        return noise_only(samplers[None], job["seed"])
+        return samplers[None].noise_control(job["seed"])
 
     makers = {None: learn, "norm-matched": norm_matched, "noise-only": blind}
     outcomes = []
