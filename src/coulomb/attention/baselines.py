@@ -163,6 +163,29 @@ class Performer(AbstractAttention):
         self.particles = torch.stack(heads).to(self.particles)
         self._draws, self._steps = self._draws + 1, 0
 
+    def count_pass(self) -> None:
+        """Count a forward pass in training, and draw the features anew if they are due.
+
+        For code that uses the particles without calling the layer. In evaluation, or if
+        the features are never redrawn, nothing happens.
+
+        Examples
+        --------
+        >>> layer = Performer(8, 2, n_features=16, redraw_every=1, generator=0)
+        >>> first = layer.particles
+        >>> layer.count_pass()
+        >>> torch.equal(layer.particles, first)
+        True
+        >>> layer.count_pass()
+        >>> torch.equal(layer.particles, first)
+        False
+        """
+        if not (self.training and self.redraw_every):
+            return
+        if self._steps >= self.redraw_every:
+            self.redraw()
+        self._steps += 1
+
     def get_extra_state(self) -> Tensor:
         """Give what the next draws depend on, for the state dict.
 
@@ -186,10 +209,8 @@ class Performer(AbstractAttention):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, causal: bool
     ) -> Tensor:
-        if self.training and self.redraw_every and not must_be_plain(q):
-            if self._steps >= self.redraw_every:
-                self.redraw()
-            self._steps += 1
+        if not must_be_plain(q):
+            self.count_pass()
         scale = self.head_dim**-0.25
         particles = Particles(self.particles)
         out = kernel_attention(
@@ -260,9 +281,33 @@ class Linformer(AbstractAttention):
             with torch.no_grad():
                 mixture.copy_(drawn / math.sqrt(self.rank))
 
-    def _mixtures(
-        self, k: Tensor, key_mask: Tensor | None, causal: bool
+    def mixtures(
+        self, k: Tensor, key_mask: Tensor | None, *, causal: bool
     ) -> tuple[Tensor, Tensor]:
+        """Give the mixtures for some keys, `E` and `F` of `softmax(q (E k)') F v`.
+
+        Parameters
+        ----------
+        k
+            Keys of the heads, `(batch, heads, m, head_dim)`.
+        key_mask
+            True for real tokens, `(batch, m)`; None if all are.
+        causal
+            Must be False: mixtures of all positions see the future.
+
+        Returns
+        -------
+        tuple of Tensor
+            Each `(rank, m)`, or `(batch, 1, rank, m)` with a mask.
+
+        Examples
+        --------
+        >>> layer = Linformer(8, 2, max_length=16, rank=4, generator=0)
+        >>> k, key_mask = torch.ones(1, 2, 3, 4), torch.tensor([[True, True, False]])
+        >>> keys, values = layer.mixtures(k, key_mask, causal=False)
+        >>> keys.shape, bool(keys[..., 2].any())
+        (torch.Size([1, 1, 4, 3]), False)
+        """
         length = k.shape[2]
         if causal:
             raise ParameterError(
@@ -283,7 +328,7 @@ class Linformer(AbstractAttention):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, causal: bool
     ) -> Tensor:
-        keys, values = self._mixtures(k, key_mask, causal)
+        keys, values = self.mixtures(k, key_mask, causal=causal)
         dropout = self.dropout if self.training else 0.0
         return functional.scaled_dot_product_attention(
             q, keys @ k, values @ v, dropout_p=dropout
@@ -292,6 +337,6 @@ class Linformer(AbstractAttention):
     def weights(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None, *, causal: bool
     ) -> Tensor:
-        keys, values = self._mixtures(k, key_mask, causal)
+        keys, values = self.mixtures(k, key_mask, causal=causal)
         logits = q @ (keys @ k).transpose(-1, -2) / math.sqrt(self.head_dim)
         return logits.softmax(dim=-1) @ values

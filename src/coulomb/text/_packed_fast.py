@@ -57,7 +57,7 @@ def _kernel_heads(
     if numbers is None or weight is None or layer.causal or long:
         return None
     if isinstance(layer, Performer):
-        plain.count_pass(layer)
+        layer.count_pass()
     phases = None if isinstance(layer, Performer) else layer.phases
     keep = _tracked(x, weight, bias, layer.particles)
     particles = layer.particles, phases

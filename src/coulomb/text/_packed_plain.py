@@ -55,7 +55,7 @@ def attend(
     if type(layer) is KernelAttention:
         particles, feature_map = layer.as_particles(), layer.feature_map
     elif type(layer) is Performer:
-        count_pass(layer)
+        layer.count_pass()
         particles, feature_map = Particles(layer.particles), Favor()
         q, k = q * layer.head_dim**-0.25, k * layer.head_dim**-0.25
     else:
@@ -64,20 +64,6 @@ def attend(
         q, k, v, particles, feature_map, layout.cu_seqlens, causal=layer.causal
     )
     return drop(out.flatten(1), make_dropout(seed, place + ATTENDED, layer.dropout))
-
-
-def count_pass(layer: Performer) -> None:
-    """Do what a Performer does at each pass in training: draw features when due.
-
-    Parameters
-    ----------
-    layer
-        The layer.
-    """
-    if layer.training and layer.redraw_every:
-        if layer._steps >= layer.redraw_every:
-            layer.redraw()
-        layer._steps += 1
 
 
 def _padded(
@@ -96,7 +82,7 @@ def _padded(
         out = drop(layer.weights(q, k, mask, causal=layer.causal), dropout) @ v
     elif dropout is not None and type(layer) is Linformer:
         # It drops what its mixtures receive, as torch's function does.
-        keys, values = layer._mixtures(k, mask, layer.causal)
+        keys, values = layer.mixtures(k, mask, causal=layer.causal)
         logits = q @ (keys @ k).transpose(-1, -2) / math.sqrt(layer.head_dim)
         out = drop(logits.softmax(dim=-1), dropout) @ (values @ v)
     else:
