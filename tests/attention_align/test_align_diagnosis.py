@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -76,6 +77,23 @@ def test_gains_that_any_labels_give_are_not_learned_from_them():
     assert found.learned
     assert found.label_share > 0.9
     assert "trained on shuffled labels" in found.verdict
+
+
+def test_the_control_that_a_gain_cannot_be_told_from_is_named(learned):
+    found = diagnose(learned, **QUICK)
+    doubtful = replace(found, learned=False, p_shuffled=0.2)
+    assert doubtful.verdict.startswith(
+        "Phase A did not learn: its gain cannot be told from that of shuffled held-out"
+    )
+    unlucky = replace(found, learned=False, after=found.before - 0.01)
+    assert "did not carry over to other data" in unlucky.verdict
+    worse = replace(unlucky, training_gain=-0.1)
+    assert "did not learn: no alignment was gained" in worse.verdict
+
+
+def test_without_noise_twins_are_no_test(learned):
+    found = replace(diagnose(learned, **QUICK), twins=(0.1,) * 3)
+    assert "without labels 0.1, shuffled" in found.verdict
 
 
 def test_labels_without_meaning_are_not_learned():

@@ -31,6 +31,7 @@ FILES = {
     "history.jsonl",
     "metrics.json",
     "particles.safetensors",
+    "start.safetensors",
     "vocabulary.json",
     "weights.safetensors",
 }

@@ -4,6 +4,7 @@ A run is compared with twins that feel no labels, its gain with the gain on shuf
 labels, its gradient with theirs. Nothing here changes the model.
 """
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -12,10 +13,12 @@ from torch import Tensor
 
 from coulomb._support.checks import check_count, check_real
 from coulomb._support.errors import ParameterError
+from coulomb._support.progress import Advance, progress_bar
 from coulomb._support.streams import make_generator
 from coulomb.attention._evaluation import evaluating
 from coulomb.attention._moves import TWINS, root_mean_square
 from coulomb.attention.align import AlignmentResult, drift_sentence
+from coulomb.attention.alignment import ModelAlignment
 from coulomb.attention.controls import (
     label_cosines,
     label_twin,
@@ -23,6 +26,7 @@ from coulomb.attention.controls import (
     prediction_p_value,
     shuffled_gains,
 )
+from coulomb.attention.phase_a import Problem
 from coulomb.attention.scores import AbstractScore, Centred, as_score
 from coulomb.features import Particles
 
@@ -38,6 +42,10 @@ class Diagnosis:
 
     Parameters
     ----------
+    layers
+        Names of the layers whose particles moved.
+    steps
+        How many steps the run made.
     drift_to_noise
         How far labels carried particles, over their random walk, per group.
     moved, moved_by_noise
@@ -74,6 +82,8 @@ class Diagnosis:
         The alignment that was compared.
     """
 
+    layers: tuple[str, ...]
+    steps: int
     drift_to_noise: Tensor
     moved: Tensor
     moved_by_noise: Tensor
@@ -110,10 +120,12 @@ class Diagnosis:
     def verdict(self) -> str:
         """One sentence: learned or not, and why."""
         chance = sum(self.twins) / len(self.twins)
+        alone = f"by noise alone {chance:.4g} (p = {self.p_value:.2g})"
+        if max(self.twins) == min(self.twins):
+            alone = f"without labels {chance:.4g}"  # and without noise: no test
         facts = (
             f"held-out alignment ({self.judged_by}) {self.before:.4g} -> "
-            f"{self.after:.4g}, by noise alone {chance:.4g} (p = {self.p_value:.2g}), "
-            f"shuffled labels p = {self.p_shuffled:.2g}"
+            f"{self.after:.4g}, {alone}, shuffled labels p = {self.p_shuffled:.2g}"
         )
         if self.p_labels is not None:
             theirs = sum(self.label_twins) / len(self.label_twins)
@@ -121,7 +133,8 @@ class Diagnosis:
                 f", trained on shuffled labels {theirs:.4g} (p = {self.p_labels:.2g})"
             )
         if not self.learned:
-            return f"Phase A did not learn: {'; '.join(self._reasons())} ({facts})."
+            why = " and ".join(self._reasons())
+            return f"Phase A did not learn: {why}; {facts}."
         if self.p_labels is None and float(self.cosines.mean()) > BLIND:
             return (
                 f"Phase A learned, but perhaps not from the labels, which its first "
@@ -130,6 +143,8 @@ class Diagnosis:
         return f"Phase A learned: {facts}."
 
     def _reasons(self) -> list[str]:
+        if not self.steps:
+            return ["it made no steps"]
         reasons = []
         cosine = float(self.cosines.mean())
         if self.drowned:
@@ -146,9 +161,22 @@ class Diagnosis:
         share = self.label_share
         if share is not None and share <= MOST and self.gain > 0:
             reasons.append("it gains most of it on labels without meaning too")
-        if not reasons and self.training_gain > 0:
-            reasons.append("its gain in training did not carry over to other data")
-        return reasons or ["no alignment was gained"]
+        if reasons:
+            return reasons
+        if self.after > max(self.before, *self.twins):
+            return [f"its gain cannot be told from that of {self._nearest()}"]
+        if self.training_gain > 0:
+            return ["its gain in training did not carry over to other data"]
+        return ["no alignment was gained"]
+
+    def _nearest(self) -> str:
+        """Name the control with the largest p-value."""
+        tests = {
+            "noise alone": self.p_value,
+            "shuffled held-out labels": self.p_shuffled,
+            "runs on shuffled labels": self.p_labels or 0.0,
+        }
+        return max(tests, key=lambda name: tests[name])
 
     def summary(self) -> str:
         """Tell in one paragraph what the controls found.
@@ -176,7 +204,7 @@ class Diagnosis:
         Returns
         -------
         dict
-            Numbers, lists and the verdict.
+            Numbers, lists and the verdict; infinite numbers are None.
         """
         plain: dict[str, Any] = {
             "verdict": self.verdict,
@@ -184,10 +212,7 @@ class Diagnosis:
             "label_share": self.label_share,
         }
         for part in fields(self):
-            value = getattr(self, part.name)
-            if isinstance(value, Tensor):
-                value = value.tolist()
-            plain[part.name] = list(value) if isinstance(value, tuple) else value
+            plain[part.name] = _plain(getattr(self, part.name))
         return plain
 
 
@@ -199,6 +224,7 @@ def diagnose(
     n_label_twins: int = 0,
     n_shuffles: int = 199,
     level: float = 0.01,
+    progress: bool | None = False,
 ) -> Diagnosis:
     """Compare a run with its controls.
 
@@ -226,6 +252,8 @@ def diagnose(
         `1 / (n_shuffles + 1)`.
     level
         The error allowed in saying "learned", for each of the tests.
+    progress
+        Show a bar; None shows it on a terminal only.
 
     Returns
     -------
@@ -247,20 +275,17 @@ def diagnose(
     watched = replace(problem.objective, score=held_out.score)
     begin, end = Particles(result.account.start), result.run.particles
     steps = result.run.state.step
-    with evaluating(problem.network.model), torch.no_grad():
+    counts = n_twins, n_label_twins
+    with (
+        evaluating(problem.network.model),
+        torch.no_grad(),
+        progress_bar("controls", sum(counts) + 1, visible=progress) as advance,
+    ):
         before, after, gains = shuffled_gains(held_out, begin, end, n_shuffles)
         own = noise_twin(problem, begin, steps, seed=problem.seed)
-        seeds = [
-            make_generator(problem.seed, TWINS, number).initial_seed()
-            for number in range(max(n_twins, n_label_twins))
-        ]
-        twins, label_twins = (
-            [
-                -float(held_out.energy(make(problem, begin, steps, seed=seed)))
-                for seed in seeds[:count]
-            ]
-            for make, count in ((noise_twin, n_twins), (label_twin, n_label_twins))
-        )
+        advance()
+        scores = _twin_scores(problem, held_out, begin, steps, counts, advance)
+        twins, label_twins = scores
         training_gain = float(watched.energy(begin) - watched.energy(end))
         cosines = label_cosines(problem.objective, begin)
     p_value = prediction_p_value(after, twins)
@@ -269,6 +294,8 @@ def diagnose(
     above = sum(gain >= after - before for gain in gains)
     p_shuffled = (1 + above) / (1 + len(gains))
     return Diagnosis(
+        layers=problem.network.layers.names,
+        steps=steps,
         drift_to_noise=result.account.drift_to_noise(),
         moved=root_mean_square(end.positions - begin.positions),
         moved_by_noise=root_mean_square(own.positions - begin.positions),
@@ -290,6 +317,38 @@ def diagnose(
         drift=drift_sentence(result),
         judged_by=held_out.score.label(),
     )
+
+
+def _twin_scores(
+    problem: Problem,
+    held_out: ModelAlignment,
+    begin: Particles,
+    steps: int,
+    counts: tuple[int, int],
+    advance: Advance,
+) -> list[list[float]]:
+    """Score runs of noise alone, and runs on shuffled labels, by held-out batches."""
+    scores: list[list[float]] = [[], []]
+    for make, count, found in zip(
+        (noise_twin, label_twin), counts, scores, strict=True
+    ):
+        for number in range(count):
+            seed = make_generator(problem.seed, TWINS, number).initial_seed()
+            twin = make(problem, begin, steps, seed=seed)
+            found.append(-float(held_out.energy(twin)))
+            advance()
+    return scores
+
+
+def _plain(value: Any) -> Any:
+    """Turn tensors and tuples into lists, and infinities, which JSON lacks, to None."""
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def _label_share(

@@ -8,6 +8,7 @@ import typer
 from coulomb._support.errors import CoulombError
 from coulomb._version import __version__
 from coulomb.cli.demo import demo
+from coulomb.cli.diagnose import diagnose
 from coulomb.cli.experiments import claims, reproduce
 from coulomb.cli.linearise import kernels, linearise
 from coulomb.cli.report import report
@@ -22,7 +23,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for verb in (demo, train, evaluate, predict, runs):
+for verb in (demo, train, evaluate, predict, diagnose, runs):
     app.command()(verb)
 for verb in (linearise, kernels, reproduce, claims, report, meanfield, deviations):
     app.command()(verb)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from coulomb.text.batches import TokenBatch, padded_logits
     from coulomb.text.classifier import TextClassifier
     from coulomb.text.corpora import Corpus, Split, build_corpus, read_corpus
+    from coulomb.text.diagnosing import diagnose_run
     from coulomb.text.metrics import classification_metrics, entity_metrics
     from coulomb.text.packed import PackedHeads, packed_logits
     from coulomb.text.predictor import Predictor
@@ -29,6 +30,7 @@ _HOMES = {
     "TASKS": "tasks",
     "VARIANTS": "variants",
     "Corpus": "corpora",
+    "PackedHeads": "packed",
     "Predictor": "predictor",
     "Split": "corpora",
     "TextClassifier": "classifier",
@@ -38,6 +40,7 @@ _HOMES = {
     "bag_of_words_baseline": "baselines",
     "build_corpus": "corpora",
     "classification_metrics": "metrics",
+    "diagnose_run": "diagnosing",
     "entity_metrics": "metrics",
     "list_runs": "runs",
     "load_data": "running",
@@ -59,6 +62,7 @@ __all__ = [
     "TASKS",
     "VARIANTS",
     "Corpus",
+    "PackedHeads",
     "Predictor",
     "Split",
     "TextClassifier",
@@ -68,6 +72,7 @@ __all__ = [
     "bag_of_words_baseline",
     "build_corpus",
     "classification_metrics",
+    "diagnose_run",
     "entity_metrics",
     "list_runs",
     "load_data",

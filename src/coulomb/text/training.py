@@ -22,6 +22,7 @@ from coulomb._support.streams import make_generator
 from coulomb.dynamics.loop import load_run
 from coulomb.text._progress import Display, show
 from coulomb.text._setup import DROPOUT, ORDER, WORDS, Setup, set_up
+from coulomb.text._starts import keep_start
 from coulomb.text._stores import AbstractStore, Checkpoint, MemoryStore
 from coulomb.text.batches import IGNORED, TokenBatch
 from coulomb.text.corpora import Corpus
@@ -254,6 +255,7 @@ class _Trainer:
 
     def _align(self, display: Display) -> None:
         self._save()
+        keep_start(self.store.particles, self.setup)
 
         def report(record: dict[str, Any]) -> None:
             self.store.record({"phase": "A", **record})

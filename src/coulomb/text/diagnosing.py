@@ -1,0 +1,206 @@
+"""Tell whether Phase A of a run learned: its controls, from the folder of the run.
+
+A run keeps what Phase A began with (the weights of that moment, `start.safetensors`)
+and what became of the particles (`particles.safetensors`). With its data, settings and
+vocabulary that is the whole of Phase A, whatever Phase B did afterwards. Nothing in the
+folder is changed.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
+from coulomb.attention import AlignmentResult, Diagnosis, align, diagnose
+from coulomb.dynamics.loop import load_run
+from coulomb.dynamics.stopping import StopReason
+from coulomb.text._setup import Setup, set_up
+from coulomb.text._starts import take_start
+from coulomb.text.corpora import Corpus
+from coulomb.text.phases import _problem as alignment_problem
+from coulomb.text.running import load_data
+from coulomb.text.runs import (
+    CONFIG,
+    METRICS,
+    PARTICLES,
+    VOCABULARY,
+    Config,
+    read_config,
+    read_tensors,
+)
+from coulomb.text.tokens import Vocabulary
+from coulomb.text.variants import VARIANTS, find_variant
+
+# Sums in another order change the last digits, another model changes the first.
+_SAME = 1e-2
+
+
+def diagnose_run(
+    folder: str | Path,
+    *,
+    corpus: Corpus | None = None,
+    n_twins: int = 9,
+    n_label_twins: int = 0,
+    n_shuffles: int = 199,
+    progress: bool | None = None,
+) -> Diagnosis:
+    """Compare Phase A of a run with its controls; see `coulomb.attention.diagnose`.
+
+    Parameters
+    ----------
+    folder
+        A run of `coulomb train` whose Phase A is over; Phase B need not be.
+    corpus
+        Its data, if it was passed in memory; None reads the files again.
+    n_twins
+        Runs of Phase A that feel noise and no labels, at least 2.
+    n_label_twins
+        Runs of Phase A on shuffled labels, none or at least 2; each costs as much as
+        Phase A did.
+    n_shuffles
+        Permutations of the labels of held-out texts.
+    progress
+        Show a bar; None shows it on a terminal only.
+
+    Returns
+    -------
+    Diagnosis
+        Numbers per layer and head, and a `verdict`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from coulomb.text import build_corpus, preset, train_vocabulary
+    >>> from coulomb.text import train_in_folder
+    >>> rows = ["good film", "bad film"] * 64, ["+", "-"] * 64
+    >>> corpus, words = build_corpus("tiny", rows), train_vocabulary(rows[0], size=40)
+    >>> small = {"width": 16, "n_features": 8, "epochs": 1, "batch_size": 16}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     settings = preset("paper-main", small)
+    ...     _ = train_in_folder(folder, corpus, settings, words)
+    ...     print(diagnose_run(folder, corpus=corpus, n_twins=3).verdict[:21])
+    Phase A did not learn
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    _must_have_phase_a(folder, config)
+    result = _read_alignment(folder, _set_up(folder, config, corpus))
+    return diagnose(
+        result,
+        n_twins=n_twins,
+        n_label_twins=n_label_twins,
+        n_shuffles=n_shuffles,
+        progress=progress,
+    )
+
+
+def _must_have_phase_a(folder: Path, config: Config) -> None:
+    name = config.settings.attention
+    kind = find_variant(name).phase_a
+    if kind != "align":
+        other = f"kernel-{name.partition('-')[2]}"
+        wanted = other if other in VARIANTS else "kernel-softmaxfeat"
+        lacks = "has none" if kind == "none" else "is a control, without labels"
+        raise ParameterError(
+            f"`run` must have a Phase A that sees labels; {str(folder)!r} is of the "
+            f"row {name!r}, which {lacks}. Train with `--attention {wanted}` and "
+            "diagnose that run."
+        )
+    path = folder / PARTICLES
+    if path.is_file() and load_run(path).reason not in (None, StopReason.CALLBACK):
+        return
+    if (folder / METRICS).is_file():
+        raise ParameterError(
+            f"`run` must hold {PARTICLES}; {str(folder)!r} does not. A saved "
+            "TextClassifier keeps its weights alone: use `coulomb train`, or "
+            "coulomb.text.train_in_folder."
+        )
+    raise ParameterError(
+        f"`run` must be over with Phase A; {str(folder)!r} is not. Go on with `coulomb "
+        f"train --resume {folder}`."
+    )
+
+
+def _set_up(folder: Path, config: Config, corpus: Corpus | None) -> Setup:
+    """Draw and tokenise again what the run began with, and give it its weights."""
+    if corpus is None:
+        corpus = _read_data(folder, config)
+    if corpus.fingerprint() != config.fingerprint:
+        raise FileFormatError(
+            f"The data of {folder} has changed since the run began: its texts or "
+            "labels have another fingerprint. Bring it back, or train again."
+        )
+    path = folder / VOCABULARY
+    if not path.is_file():
+        raise FileFormatError(f"{path} is missing. Train the run again.")
+    text = path.read_text(encoding="utf-8", errors="replace")
+    setup = set_up(corpus, config.settings, Vocabulary.from_json(text, str(path)))
+    take_start(folder, setup)
+    return setup
+
+
+def _read_data(folder: Path, config: Config) -> Corpus:
+    data = config.data
+    if not data.get("task") and not data.get("train"):
+        raise ParameterError(
+            f"`run` must know where its data is; {str(folder)!r} was trained on data "
+            "in memory. Pass it in Python: coulomb.text.diagnose_run(folder, corpus=…)."
+        )
+    try:
+        return load_data(data)
+    except (CoulombError, OSError) as error:
+        raise ParameterError(
+            f"`run` needs its data again, and it cannot be read: {error} Bring it back "
+            f"to where {folder / CONFIG} says it was."
+        ) from error
+
+
+def _read_alignment(folder: Path, setup: Setup) -> AlignmentResult:
+    """Take up the end of Phase A, without a step and without writing."""
+    path = folder / PARTICLES
+    batches, chosen, options = alignment_problem(setup)
+    tensors, _ = read_tensors(path)
+    _check_account(path, tensors, options["seed"])
+    made = chosen.changed({"max_steps": load_run(path).state.step})
+    try:
+        result = align(
+            setup.model, batches, settings=made, resume=path, progress=False, **options
+        )
+    except ParameterError as error:
+        raise FileFormatError(f"{path} does not fit {CONFIG}: {error}") from error
+    problem = result.problem
+    if problem.held_out is None:
+        raise ParameterError(
+            "`run` must have at least two batches, to judge Phase A by texts it did "
+            f"not see; {str(folder)!r} has {len(batches)}. Train again with a smaller "
+            "`--batch-size`."
+        )
+    with torch.no_grad():
+        found = -float(problem.held_out.energy(result.run.particles))
+    told = result.history[-1].get("held_out")
+    if told is None or not math.isclose(found, told, rel_tol=_SAME, abs_tol=1e-6):
+        raise FileFormatError(
+            f"{folder} does not give its own Phase A again: the alignment of held-out "
+            f"texts at its end is {found:.4g}, and was {told}. Another version of the "
+            "library trained it, or a file was exchanged; train again."
+        )
+    return result
+
+
+def _check_account(path: Path, tensors: Mapping[str, Tensor], seed: int) -> None:
+    shape = tensors["positions"].shape
+    whole = all(
+        name in tensors and tensors[name].shape == shape
+        for name in ("align.start", "align.drift")
+    ) and all(
+        name in tensors and tensors[name].numel() == count
+        for name, count in (("align.noise", 1), ("align.seed", 1), ("align.norms", 2))
+    )
+    if not whole or int(tensors["align.seed"]) != seed:
+        raise FileFormatError(
+            f"{path} is damaged, or of another run than {CONFIG}: what moved the "
+            "particles is not in it. Restore it from a copy, or train again."
+        )

@@ -1,0 +1,84 @@
+"""`coulomb diagnose` as a user meets it."""
+
+import csv
+import json
+import random
+
+import pytest
+import typer.testing
+
+from coulomb._support.errors import CoulombError
+from coulomb.cli.main import app
+
+RUNNER = typer.testing.CliRunner()
+SHORT = {
+    "epochs": 1,
+    "batch-size": 16,
+    "width": 32,
+    "n-features": 32,
+    "vocabulary-size": 100,
+    "threads": 1,
+}
+FLAGS = [word for name, value in SHORT.items() for word in (f"--{name}", str(value))]
+QUICK = ["--twins", "3", "--shuffles", "100"]
+
+
+def run(*arguments):
+    words = [str(word) for word in arguments]
+    return RUNNER.invoke(app, words, env={"COLUMNS": "110"})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("diagnose")
+    draw = random.Random(0)
+    with (folder / "reviews.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["review", "sentiment"])
+        for number in range(200):
+            words = draw.choices(["the", "a", "film", "plot", "cast", "story"], k=5)
+            words.append(draw.choice(["fine great", "dull poor"][number % 2].split()))
+            rows.writerow([" ".join(words), ["good", "bad"][number % 2]])
+    names = ["--text", "review", "--label", "sentiment", "--preset", "paper-main"]
+    result = run(
+        "train", folder / "reviews.csv", *names, *FLAGS, "--out", folder / "one"
+    )
+    assert result.exit_code == 0, (result.output, result.exception)
+    return folder
+
+
+def test_tables_and_a_verdict(trained):
+    before = sorted(path.name for path in (trained / "one").iterdir())
+    result = run("diagnose", trained / "one", *QUICK)
+    assert result.exit_code == 0, (result.output, result.exception)
+    for words in ("drift / noise", "layers.1.attention", "noise alone, 3 runs"):
+        assert words in result.output
+    last = result.output.splitlines()[-1]
+    assert last.startswith("Phase A did not learn: its drift is drowned by its noise")
+    assert sorted(path.name for path in (trained / "one").iterdir()) == before
+
+
+def test_json_has_everything(trained, tmp_path):
+    out = tmp_path / "found.json"
+    options = [*QUICK, "--label-twins", "2", "--json", out]
+    result = run("diagnose", trained / "one", *options)
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "shuffled training labels, 2 runs" in result.output
+    found = json.loads(out.read_text())
+    assert found["run"] == "one"
+    assert found["learned"] is False
+    assert found["verdict"] in result.output
+    assert len(found["twins"]) == 3
+    assert len(found["label_twins"]) == 2
+    assert len(found["shuffled_gains"]) == 100
+    for name in ("drift_to_noise", "moved", "moved_by_noise", "apart", "cosines"):
+        assert [len(row) for row in found[name]] == [2] * len(found["layers"])
+
+
+def test_mistakes_are_one_sentence(trained, tmp_path):
+    result = run("diagnose", tmp_path)
+    assert isinstance(result.exception, CoulombError)
+    assert "`coulomb runs` lists the runs there are" in str(result.exception)
+    assert run("diagnose", trained / "one", "--twins", "1").exit_code == 2
+    result = run("diagnose", trained / "one", "--label-twins", "1")
+    assert "`--label-twins` must be 0 or at least 2" in str(result.exception)
