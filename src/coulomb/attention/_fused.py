@@ -3,12 +3,13 @@
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from coulomb.attention import _compiled as compiled
 from coulomb.attention._bidirectional import (
     linear_backward,
     linear_forward,
@@ -17,32 +18,9 @@ from coulomb.attention._bidirectional import (
 )
 from coulomb.attention._blocks import BlockMap, block_map
 from coulomb.attention._causal import CHUNK, causal_backward, causal_forward
-from coulomb.attention._slabs import Saved, Slab, SlabGradients
+from coulomb.attention._slabs import Bucket, Cut, Plan, Saved, Slab, SlabGradients
 from coulomb.attention._workspace import Workspace, borrowed_workspace
-from coulomb.features import AbstractFeatureMap, Particles
-
-
-class Bucket(NamedTuple):
-    """Packed sequences of about the same length that share a slab."""
-
-    rows: Tensor  # (sequences, longest), the token at each place; any one at padding
-    mask: Tensor  # True = real token
-
-
-# Some of the batch or, if packed, the tokens of one sequence; or of several.
-Cut = tuple[int, int] | Bucket
-
-
-class Plan(NamedTuple):
-    """How a problem is cut into slabs, and in which form each is computed."""
-
-    feature_map: AbstractFeatureMap | None
-    causal: bool
-    form: str  # "auto", "linear" or "quadratic"
-    cuts: tuple[Cut, ...]
-    packed: bool = False
-    backward: bool = False  # whether there will be a backward pass
-    keep: bool = False  # whether features are few enough to be kept for it
+from coulomb.features import Particles
 
 
 def cheaper_form(n: int, m: int, n_features: int, dim_v: int) -> str:
@@ -92,15 +70,21 @@ _Forward = Callable[[BlockMap, Slab, Tensor], Saved]
 _Backward = Callable[[BlockMap, Slab, Saved, Tensor, Tensor, SlabGradients], None]
 
 
+def _form(plan: Plan, q: Tensor, k: Tensor, v: Tensor, n_features: int) -> str:
+    if plan.form != "auto":
+        return plan.form
+    if plan.causal:
+        return "linear"
+    return cheaper_form(q.shape[2], k.shape[2], n_features, v.shape[3])
+
+
 def _choose(plan: Plan, features: BlockMap, slab: Slab) -> tuple[_Forward, _Backward]:
-    n, m, dim_v = slab.q.shape[2], slab.k.shape[2], slab.v.shape[3]
+    n, m = slab.q.shape[2], slab.k.shape[2]
+    form = _form(plan, slab.q, slab.k, slab.v, features.n_features(slab.k.shape[3]))
     if plan.causal:
         # Without chunks the causal form is its own quadratic dual.
-        chunk = max(n, 1) if plan.form == "quadratic" else CHUNK
+        chunk = max(n, 1) if form == "quadratic" else CHUNK
         return partial(causal_forward, chunk=chunk, keep=plan.backward), causal_backward
-    form = plan.form
-    if form == "auto":
-        form = cheaper_form(n, m, features.n_features(slab.k.shape[3]), dim_v)
     if form == "quadratic" and m > 0:
         return quadratic_forward, quadratic_backward
     return partial(linear_forward, keep=plan.keep), linear_backward
@@ -165,6 +149,15 @@ class FusedAttention(torch.autograd.Function):
             The output, in the precision of `v`.
         """
         out = _like(q, v.shape[-1]).to(v.dtype)
+        ctx.plan = plan
+        form = "linear" if plan.packed else _form(plan, q, k, v, positions.shape[1])
+        kind = compiled.kind_of(plan, form, q, k, v, positions)
+        if kind is not None:
+            operands = q, k, v, positions, key_mask
+            ctx.state = compiled.forward(kind, plan, *operands, out)
+            if ctx.state is not None:
+                ctx.save_for_backward(q, k, v, positions, phases, key_mask, out)
+                return out
         state = []
         with borrowed_workspace(positions.dtype, q.device) as work:
             for cut in plan.cuts:
@@ -175,7 +168,7 @@ class FusedAttention(torch.autograd.Function):
                 state.append(run(features, slab, part))
                 _put(part, out, cut)
         ctx.save_for_backward(q, k, v, positions, phases, key_mask, out)
-        ctx.plan, ctx.state = plan, state
+        ctx.state = state
         return out
 
     @staticmethod
@@ -234,6 +227,11 @@ def _backward(ctx: Any, grad: Tensor, work: Workspace) -> tuple[Tensor | None, .
     grads = SlabGradients(*(torch.empty_like(x) for x in (q, k, v)))
     grad_positions = torch.zeros_like(positions) if track else None
     grad_phases = torch.zeros_like(phases) if track and phases is not None else None
+    if isinstance(ctx.state, compiled.Kept):
+        operands = q, k, v, positions
+        known = key_mask, ctx.state, out, grad
+        compiled.backward(plan.feature_map, operands, *known, grads, grad_positions)
+        return (*grads, grad_positions, grad_phases, None, None)
     for cut, saved in zip(plan.cuts, ctx.state, strict=True):
         slab = _slab(q, k, v, key_mask, cut, plan)
         features = _features(plan, positions, phases, work, track=track)

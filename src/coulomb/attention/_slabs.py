@@ -12,6 +12,30 @@ from torch import Tensor
 
 from coulomb.attention._blocks import BlockMap
 from coulomb.attention._workspace import Workspace
+from coulomb.features import AbstractFeatureMap
+
+
+class Bucket(NamedTuple):
+    """Packed sequences of about the same length that share a slab."""
+
+    rows: Tensor  # (sequences, longest), the token at each place; any one at padding
+    mask: Tensor  # True = real token
+
+
+# Some of the batch or, if packed, the tokens of one sequence; or of several.
+Cut = tuple[int, int] | Bucket
+
+
+class Plan(NamedTuple):
+    """How a problem is cut into slabs, and in which form each is computed."""
+
+    feature_map: AbstractFeatureMap | None
+    causal: bool
+    form: str  # "auto", "linear" or "quadratic"
+    cuts: tuple[Cut, ...]
+    packed: bool = False
+    backward: bool = False  # whether there will be a backward pass
+    keep: bool = False  # whether features are few enough to be kept for it
 
 
 class Slab(NamedTuple):

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from coulomb._support.errors import ParameterError
+from coulomb.attention import _compiled as compiled
 from coulomb.attention import _plain as plain
 from coulomb.attention._blocks import ABSENT
 from coulomb.attention._checks import check_mask, check_operands, head_particles
@@ -200,6 +201,10 @@ def decode_step(
     with full_precision(q_t):
         particles = head_particles(particles, q_t.shape[1], q_t)
         dtype = particles.positions.dtype
+        token = (q_t, k_t, v_t)
+        if compiled.decodes(feature_map, *token, particles.positions, *state):
+            out, after = compiled.decode(feature_map, token, particles.positions, state)
+            return out, AttentionState(*after)
         rows = torch.stack([q_t, k_t], dim=2).to(dtype)  # (batch, heads, 2, dim)
         values = functional.pad(v_t.to(dtype), (0, 1), value=1.0).unsqueeze(-1)
         sums, shift = state

@@ -1,4 +1,4 @@
-"""Linearised attention as pure functions..
+"""Linearised attention as pure functions.
 
 `a_i = phi(q_i)' G / phi(q_i)' z` with the sums `G = sum_j phi(k_j) v_j'` and
 `z = sum_j phi(k_j)`. A mask multiplies `phi(k)`, in numerator and normaliser alike. A
@@ -23,7 +23,8 @@ from coulomb.attention._checks import (
     sequence_bounds,
     working_dtype,
 )
-from coulomb.attention._fused import Bucket, Cut, FusedAttention, Plan, full_precision
+from coulomb.attention._fused import FusedAttention, full_precision
+from coulomb.attention._slabs import Bucket, Cut, Plan
 from coulomb.features import AbstractFeatureMap, Particles, as_feature_map
 
 # A slab has at least this many sequences times heads: fewer do not occupy the cores,
@@ -125,6 +126,11 @@ def kernel_attention(
     The same number as `linear_attention(phi(q), phi(k), v)`. The backward pass
     evaluates the features again (unless they are few); it gives gradients of queries,
     keys, values, positions and phases, once (not of gradients).
+
+    Where numba is installed, large problems with `favor` or `softmaxfeat` in float32 on
+    a CPU are computed in compiled loops, if dimensions and the number of particles are
+    multiples of 16; the first call ever compiles them. The environment variable
+    ``COULOMB_NUMBA=0`` turns them off.
 
     Parameters
     ----------
