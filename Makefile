@@ -28,6 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Compiling the hot loops, once ..."
 	$(BIN)/python -c "from coulomb.kernels.langevin import warm_up; warm_up()"
 	$(BIN)/python -c "from coulomb.text._packed_fast import warm_up; warm_up()"
+	$(BIN)/python -c "from coulomb.attention._compiled import warm_up; warm_up()"
 	@touch $@
 
 run: install

@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -331,9 +332,48 @@ def verdicts(results: dict[str, list[dict[str, object]]]) -> list[dict[str, obje
     return found
 
 
+def markdown(record: dict[str, Any]) -> str:
+    """Write ratios of one run as tables; seconds of one machine say little."""
+    machine = record["machine"]
+    lines = [
+        "# Speed of attention",
+        "",
+        "Written by `python benchmarks/attention.py --markdown FILE`: 8 heads of 64,",
+        f"M = 256, float32, {machine['threads']} threads, torch {machine['torch']}. "
+        "All variants of a row were",
+        "timed in turn in one process. Numbers are how many times as fast ours is:",
+        "above 1 ours wins. The first of each pair is favor, the second softmaxfeat.",
+    ]
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in record["times"]:
+        title = f"Batch {row['batch']}, {row['kind']}, {row['pass']}"
+        groups.setdefault(title, []).append(row)
+    peers = ("sdpa", *PEERS)
+    for title, rows in groups.items():
+        lines += ["", f"## {title}", "", "| length | " + " | ".join(peers) + " |"]
+        lines += ["| --- |" + " --- |" * len(peers)]
+        for row in rows:
+            ms = row["ms"]
+            cells = [
+                " / ".join(f"{ms[peer] / ms[ours]:.2f}" for ours in OURS)
+                if peer in ms
+                else "not run"
+                for peer in peers
+            ]
+            lines.append(f"| {row['length']} | " + " | ".join(cells) + " |")
+    lines += ["", "## Targets", "", "| target | value | bound | |"]
+    lines += ["| --- | --- | --- | --- |"]
+    for each in record["targets"]:
+        word = "met" if each["met"] else "**missed**"
+        value, bound = f"{each['value']:.3g}", f"{each['bound']:g}"
+        lines.append(f"| {each['target']} | {value} | {bound} | {word} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="where to write the results")
+    parser.add_argument("--markdown", type=Path, help="where to write ratios as tables")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter cells")
     parser.add_argument(
         "--limit", type=float, default=20.0, help="longest single run, seconds"
@@ -364,14 +404,16 @@ def main() -> None:
     for t in targets:
         mark = "met   " if t["met"] else "MISSED"
         print(f"{mark} {t['target']}: {t['value']:.3g} (bound {t['bound']:g})")
+    machine = {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "processor": platform.processor() or platform.machine(),
+    }
+    record = {"machine": machine, **results, "targets": targets}
     if args.json:
-        machine = {
-            "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
-            "processor": platform.processor() or platform.machine(),
-        }
-        record = {"machine": machine, **results, "targets": targets}
         args.json.write_text(json.dumps(record, indent=1))
+    if args.markdown:
+        args.markdown.write_text(markdown(record))
 
 
 if __name__ == "__main__":

@@ -296,3 +296,19 @@ def _array(x: Tensor) -> np.ndarray[Any, Any]:
         x = x.detach()
     array: np.ndarray[Any, Any] = x.contiguous().numpy()
     return array
+
+
+def warm_up() -> None:
+    """Compile the loops, or load them from numba's cache, before they are needed."""
+    from coulomb.attention.decoding import decode_step, init_state
+    from coulomb.attention.ops import kernel_attention
+    from coulomb.features import Particles
+
+    particles = Particles(torch.zeros(4, 128, 64))
+    for causal in (False, True):
+        x = torch.zeros(1, 4, 512, 64, requires_grad=True)
+        out = kernel_attention(x, x, x, particles, "favor", causal=causal)
+        torch.autograd.grad(out.sum(), x)
+    x = torch.zeros(1, 4, 64)
+    state = init_state(particles, "favor", batch=1, heads=4, dim_v=64)
+    decode_step(state, x, x, x, particles, "favor")
