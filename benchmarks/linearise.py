@@ -2,7 +2,7 @@
 
     python benchmarks/linearise.py --json FILE                  # everything, hours
     python benchmarks/linearise.py --json FILE --only quality --seeds 0,1,2
-    python benchmarks/linearise.py --json FILE --only speed
+    python benchmarks/linearise.py --json FILE --only speed --threads 2
     python benchmarks/linearise.py --json FILE --only ablations
     python benchmarks/linearise.py --json FILE --limit imdb=500,sst2=8000 --probes mrpc
 
@@ -19,7 +19,6 @@ import argparse
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -38,10 +37,12 @@ from coulomb.linearise import linearise
 from coulomb.linearise.api import random_student
 from coulomb.linearise.corpus import encode
 from coulomb.linearise.distil import pool
-from coulomb.linearise.report import mean_cosine, measure_speed
-from coulomb.linearise.stack import Stack
+from coulomb.linearise.recording import KeptStates
+from coulomb.linearise.report import cosine_with, measure_speed
+from coulomb.linearise.stack import Call, Stack
 
 LENGTHS = (128, 512, 2048, 8192)
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 BATCH_TOKENS = 4096
 PROBE_C = 10.0  # fixed beforehand; embeddings have unit length
 
@@ -190,11 +191,12 @@ def measure_quality(
     teacher: Embedder,
     data: Data,
     records: Records,
-    probes: Sequence[str],
+    options: argparse.Namespace,
     **key: Any,
 ) -> None:
     key = {"part": "quality", **key}
-    for name, (folder, length) in COSINES.items():
+    for name in options.cosines:
+        folder, length = COSINES[name]
         named = {**key, "cosine": name, "limit": data.limits.get(folder)}
         if not records.find(**named):
             texts = data.read(folder, "test")["text"]
@@ -203,7 +205,7 @@ def measure_quality(
             records.add(**named, value=value, rows=len(texts))
     if key["model"] == "random-256" or key.get("n_features") == 32:
         return
-    for name in probes:
+    for name in options.probes:
         named = {**key, "probe": name, "limit": data.limits.get(name)}
         if not records.find(**named):
             value = (
@@ -216,19 +218,20 @@ def measure_quality(
 
 def run_quality(records: Records, data: Data, options: argparse.Namespace) -> None:
     model, tokenizer = load_minilm()
-    cache, probes = options.cache, options.probes
+    cache = options.cache
     softmax = Embedder("softmax", model, tokenizer, cache)
-    measure_quality(softmax, softmax, data, records, probes, model="softmax")
-    random = random_student(Stack(model), 256, 0).model
-    random = Embedder("random-256", random, tokenizer, cache)
-    measure_quality(random, softmax, data, records, probes, model="random-256")
-    for seed in options.seeds:
+    measure_quality(softmax, softmax, data, records, options, model="softmax")
+    if "random" in options.models:
+        random = random_student(Stack(model), 256, 0).model
+        random = Embedder("random-256", random, tokenizer, cache)
+        measure_quality(random, softmax, data, records, options, model="random-256")
+    for seed in options.seeds if "learned" in options.models else ():
         for count in options.features:
             fast = fitted(model, tokenizer, data, records, cache, seed, count)
             name = f"learned-{count}-{seed}"
             learned = Embedder(name, fast, tokenizer, cache)
             measure_quality(
-                learned, softmax, data, records, probes,
+                learned, softmax, data, records, options,
                 model="learned", n_features=count, seed=seed,
             )  # fmt: skip
 
@@ -247,30 +250,31 @@ def fitted(
     folder = cache / f"model-{count}-{seed}"
     if (folder / "config.json").exists():
         return load_pretrained(folder)
-    begun = time.perf_counter()
-    fast: Any = linearise(
-        model, tokenizer, data.fit_texts(seed), n_features=count, seed=seed,
-        measure=False,
-    )  # fmt: skip
-    wall = time.perf_counter() - begun
-    summary = fast.linearise_summary
-    records.add(
-        part="fit",
-        n_features=count,
-        seed=seed,
-        wall=wall,
-        seconds=summary.seconds,
-        threads=torch.get_num_threads(),
-        cosine=summary.cosine,
-        divergence=float(np.mean(summary.after)),
-    )
+    fast, row = timed_fit(model, tokenizer, data, seed, count)
+    records.add(part="fit", **row)
     fast.save_pretrained(folder)
     return fast
 
 
+def timed_fit(
+    model: Any, tokenizer: Any, data: Data, seed: int, count: int
+) -> tuple[Any, dict[str, Any]]:
+    texts, begun = data.fit_texts(seed), time.perf_counter()
+    fast: Any = linearise(
+        model, tokenizer, texts, n_features=count, seed=seed, measure=False
+    )
+    row = {"n_features": count, "seed": seed, "wall": time.perf_counter() - begun}
+    summary = fast.linearise_summary
+    row |= {"seconds": summary.seconds, "threads": torch.get_num_threads()}
+    row |= {"cosine": summary.cosine, "divergence": float(np.mean(summary.after))}
+    return fast, row
+
+
 def run_speed(records: Records, data: Data, options: argparse.Namespace) -> None:
-    """Blocks on one text, its hidden states tiled to each length, and peak memory."""
+    """Time a fit, and the blocks on one text whose hidden states are tiled."""
     model, tokenizer = load_minilm()
+    if not records.find(part="fit time", threads=torch.get_num_threads()):
+        records.add(part="fit time", **timed_fit(model, tokenizer, data, 0, 64)[1])
     fast = linearise(
         model, tokenizer, data.fit_texts(0, 60, 4), steps=0, distil_steps=0,
         n_features=64, measure=False, max_tokens=3000,
@@ -278,9 +282,13 @@ def run_speed(records: Records, data: Data, options: argparse.Namespace) -> None
     text = encode(tokenizer, data.fit_texts(0, 0, 1), 128)
     for length in LENGTHS:
         key = {"part": "speed", "length": length, "threads": torch.get_num_threads()}
+        key |= {"clock": options.clock, "n_features": 64}
         if records.find(**key):
             continue
-        speed = measure_speed(Stack(model), Stack(fast), text, (length,), repeats=3)
+        speed = measure_speed(
+            Stack(model), Stack(fast), text, (length,), repeats=3,
+            clock=CLOCKS[options.clock],
+        )  # fmt: skip
         slow, quick = speed[length]
         peaks = {
             f"peak_mb_{kind}": _peak(kind, length, options)
@@ -292,14 +300,14 @@ def run_speed(records: Records, data: Data, options: argparse.Namespace) -> None
 
 def _peak(kind: str, length: int, options: argparse.Namespace) -> float:
     command = [sys.executable, __file__, "--json", str(options.json)]
-    command += ["--data-dir", str(options.data_dir), "--peak", kind, str(length)]
+    command += ["--threads", str(options.threads), "--peak", kind, str(length)]
     out = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(out.stdout.split()[-1])
 
 
 @torch.no_grad()
 def print_peak(kind: str, length: int) -> None:
-    """Print how many MB the process grows beyond the loaded model."""
+    """Print how many MB the process grows beyond the loaded model (Linux)."""
     from coulomb.linearise.pretrained import with_linearised_heads
 
     model, _ = load_minilm()
@@ -311,10 +319,16 @@ def print_peak(kind: str, length: int) -> None:
     hidden, call = stack.begin({"input_ids": ids})
     stack(hidden, call)
     hidden = hidden.repeat(1, length // 16, 1)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _kilobytes("VmRSS")
     for number in range(len(stack.blocks)):
         hidden = stack.run(number, hidden, call)
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print((_kilobytes("VmHWM") - before) / 1024)
+
+
+def _kilobytes(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 SMALL = {"steps": 100, "distil_steps": 0, "max_tokens": 8000, "n_features": 32}
@@ -324,20 +338,13 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "objective alignment of rows": {"objective": "alignment"},
     "objective alignment of raw kernels": {"objective": "raw-alignment"},
     "objective alignment of log kernels": {"objective": "log-alignment"},
-    "raw alignment, random start": {"objective": "raw-alignment", "start": "random"},
-    "row alignment, random start": {"objective": "alignment", "start": "random"},
-    "log alignment, random start": {"objective": "log-alignment", "start": "random"},
-    "no steps": {"steps": 0},
-    "random start": {"start": "random"},
-    "random start, long steps": {"start": "random", "step_size": 0.1},
+    "M 16": {"n_features": 16},
+    "M 64": {"n_features": 64},
+    "shared particles": {"shared": True},
     "map favor": {"feature_map": "favor"},
     "map elu": {"feature_map": "elu"},
     "map softplus": {"feature_map": "softplus"},
     "map sigmoid2": {"feature_map": "sigmoid2"},
-    "M 16": {"n_features": 16},
-    "M 64": {"n_features": 64},
-    "M 128": {"n_features": 128},
-    "shared particles": {"shared": True},
     "repulsion 0.001": {"repulsion": 1e-3},
     "repulsion 0.01": {"repulsion": 1e-2},
     "repulsion 0.1": {"repulsion": 1e-1},
@@ -346,12 +353,27 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "noise beta 1e3": {"inverse_temperature": 1e3},
     "tokens 2000": {"max_tokens": 2000},
     "tokens 24000": {"max_tokens": 24_000},
+    "no steps": {"steps": 0},
+    "random start": {"start": "random"},
     "distilled 60": {"distil_steps": 60},
     "sentences only": {"texts": (400, 0), "long_share": 0.0},
     "sentences only, joined": {"texts": (400, 0)},
     "6 heads exact": {"keep_exact": 6},
     "layer 1 exact": {"keep_exact": [1]},
+    "M 128": {"n_features": 128},
+    "raw alignment, random start": {"objective": "raw-alignment", "start": "random"},
+    "row alignment, random start": {"objective": "alignment", "start": "random"},
+    "log alignment, random start": {"objective": "log-alignment", "start": "random"},
+    "random start, long steps": {"start": "random", "step_size": 0.1},
 }
+
+
+def known_states(teacher: Stack, parts: list[dict[str, torch.Tensor]]) -> KeptStates:
+    kept = KeptStates(teacher, parts)
+    runs = [kept.of(number) for number in range(len(parts))]
+    for block in zip(*runs, strict=True):
+        kept.add([(hidden, Call((), {})) for hidden in block])
+    return kept
 
 
 def run_ablations(records: Records, data: Data, options: argparse.Namespace) -> None:
@@ -360,9 +382,10 @@ def run_ablations(records: Records, data: Data, options: argparse.Namespace) -> 
     sentences = data.read("rotten_tomatoes", "validation", 200)["text"]
     reviews = data.fit_texts(99, 0, 40)
     looks = {
-        "sentences": [b for _, b in batches(tokenizer, sentences, 128)],
-        "reviews": [b for _, b in batches(tokenizer, reviews, 256)],
-    }
+        name: known_states(Stack(model), [b for _, b in batches(tokenizer, *part)])
+        for name, part in
+        {"sentences": (sentences, 128), "reviews": (reviews, 256)}.items()
+    }  # fmt: skip
     for name, changes in ABLATIONS.items():
         if records.find(part="ablation", name=name):
             continue
@@ -373,15 +396,11 @@ def run_ablations(records: Records, data: Data, options: argparse.Namespace) -> 
         )
         summary = fast.linearise_summary
         cosines = {
-            look: mean_cosine(Stack(model), Stack(fast), parts, "mean")
-            for look, parts in looks.items()
+            look: cosine_with(kept, Stack(fast), "mean") for look, kept in looks.items()
         }
-        divergence = float(np.mean(summary.after))
-        start = float(np.mean(summary.before))
-        seconds = summary.seconds
         records.add(
-            part="ablation", name=name, divergence=divergence, start=start,
-            seconds=seconds, **cosines,
+            part="ablation", name=name, divergence=float(np.mean(summary.after)),
+            start=float(np.mean(summary.before)), seconds=summary.seconds, **cosines,
         )  # fmt: skip
 
 
@@ -401,10 +420,12 @@ def main() -> None:
     parser.add_argument("--seeds", default=[0, 1, 2], **numbers)
     parser.add_argument("--features", default=[64, 32], **numbers)
     parser.add_argument("--limit", default={}, type=_limits, help="imdb=500,sst2=8000")
-    parser.add_argument(
-        "--probes", default=[*PROBES, "mrpc"], type=lambda t: t.split(",") if t else []
-    )
+    words = {"type": lambda text: text.split(",") if text else []}
+    parser.add_argument("--probes", default=[*PROBES, "mrpc"], **words)
+    parser.add_argument("--cosines", default=list(COSINES), **words)
+    parser.add_argument("--models", default=["random", "learned"], **words)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
     parser.add_argument("--data-dir", type=Path, default=os.environ.get("COULOMB_DATA"))
     parser.add_argument("--cache", type=Path, help="folder for models and embeddings")
     parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)

@@ -122,7 +122,10 @@ def test_recorded_rows_are_the_models_attention(case):
     states = begin_all(stack, [batch])
     real = batch["attention_mask"].bool()
     for number in range(2):
+        seen, _ = stack.look(number, *states[0])
         (rows,), states = record(stack, number, states)
+        for kept, made in zip(rows, stack.sites[number].project(seen.x), strict=False):
+            torch.testing.assert_close(kept, made)
         ours = softmax_rows(rows.q, rows.k, rows.key_mask, rows.bias)
         chosen = real[:, None, :].expand(-1, 2, -1)
         torch.testing.assert_close(

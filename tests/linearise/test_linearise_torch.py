@@ -12,6 +12,7 @@ from coulomb.features import Particles
 from coulomb.linearise import LineariseSettings, linearise, linearised_heads
 from coulomb.linearise.corpus import make_corpus
 from coulomb.linearise.distil import Distillation, distil, particle_names
+from coulomb.linearise.recording import KeptStates, begin_all, record
 from coulomb.linearise.stack import Stack
 
 
@@ -151,7 +152,8 @@ class TestDistillation:
         names = particle_names(student)
         assert len(names) == 2
         positions = torch.stack([student.get_parameter(n).detach() for n in names])
-        energy = Distillation(teacher, student, corpus.fit[0])
+        targets = KeptStates(teacher, corpus.fit).of(0)
+        energy = Distillation(student, corpus.fit[0], targets)
         value = energy.energy(Particles(positions)).detach()
         batch = corpus.fit[0]
         with torch.no_grad():
@@ -169,7 +171,7 @@ class TestDistillation:
         start = [student.get_parameter(n).clone() for n in names]
         source = torch.Generator().manual_seed(0)
         settings = LineariseSettings(distil_steps=40, distil_step_size=0.003)
-        parts = teacher, student, corpus.fit, corpus.held_out
+        parts = student, *(KeptStates(teacher, part) for part in corpus[:2])
         before, after = distil(*parts, settings, generator=source)
         moved = [student.get_parameter(n) for n in names]
         assert after < before
@@ -180,6 +182,28 @@ class TestDistillation:
         assert after > before
         for name, part in zip(names, kept, strict=True):
             assert torch.equal(student.get_parameter(name), part)
+
+
+class TestKeptStates:
+    def test_kept_or_made_again_they_are_the_same(self):
+        teacher = Stack(encoder().eval())
+        batches = [tokenize(make_texts(4, seed)) for seed in range(3)]
+        room = {"all": 1 << 20, "first": 15_000, "none": 0}
+        made = {name: KeptStates(teacher, batches, size) for name, size in room.items()}
+        states = begin_all(teacher, batches)
+        for number in range(len(teacher.blocks)):
+            _, states = record(teacher, number, states)
+            for kept in made.values():
+                kept.add(states)
+        counts = [len(kept._states) for kept in made.values()]
+        assert counts[0] == 3
+        assert 0 < counts[1] < 3
+        assert counts[2] == 0
+        for number in range(3):
+            parts = [kept.of(number) for kept in made.values()]
+            for state in zip(*parts, strict=True):
+                assert torch.equal(state[0], state[1])
+                assert torch.equal(state[0], state[2])
 
 
 class TestRefusals:

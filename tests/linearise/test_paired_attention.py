@@ -8,7 +8,7 @@ from linearise_cases import particles_case, rows_case
 
 from coulomb._support.errors import ParameterError
 from coulomb.features import Favor, SoftmaxFeatures
-from coulomb.linearise import LinearisedAttention, LinearisedHeads
+from coulomb.linearise import LinearisedAttention, LinearisedHeads, blockwise
 from coulomb.linearise import pairs as module
 from coulomb.linearise.layers import as_positive_map, softmax_rows
 from coulomb.linearise.pairs import paired_attention, paired_features, paired_weights
@@ -45,13 +45,32 @@ def test_temperature_is_the_maps(temperature):
     torch.testing.assert_close(out, rows @ v)
 
 
-def test_blocks_change_nothing(monkeypatch):
-    q, k, v, mask = rows_case(n=200)
-    case = (q, k, v, *particles_case(), SoftmaxFeatures(), mask)
-    whole = paired_attention(*case)
-    monkeypatch.setattr(module, "_BLOCK_BYTES", 1)
+@pytest.mark.parametrize("elements", [1, 1000, 1 << 18])
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("tokens_first", [True, False])
+def test_blocks_change_nothing(monkeypatch, elements, masked, tokens_first):
+    q, k, v, mask = rows_case(batch=3, n=70)
+    if tokens_first:  # as the projections of transformers are split
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    positions, tilt = particles_case()
+    case = (tilt, SoftmaxFeatures(), mask if masked else None)
+    whole = paired_attention(q, k, v, positions.requires_grad_(), *case).detach()
+    monkeypatch.setattr(blockwise, "_ELEMENTS", elements)
     with torch.no_grad():
-        torch.testing.assert_close(paired_attention(*case), whole)
+        for part in (slice(0, 3), slice(1, 2)):
+            given = mask[part] if masked else None
+            out = paired_attention(
+                q[part], k[part], v[part], positions, *case[:2], given
+            )
+            torch.testing.assert_close(out, whole[part])
+            assert out.transpose(1, 2).is_contiguous()
+
+
+def test_other_counts_of_queries_and_keys():
+    q, k, v, mask = rows_case(n=9)
+    case = (*particles_case(), SoftmaxFeatures(), mask)
+    out = paired_attention(q[:, :, :4], k, v, *case)
+    torch.testing.assert_close(out, paired_attention(q, k, v, *case)[:, :, :4])
 
 
 @pytest.mark.parametrize("name", MAPS)

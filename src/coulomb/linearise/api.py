@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from time import process_time
 from typing import Any
 
@@ -20,13 +20,14 @@ from coulomb.linearise.fit import LayerFit, fit_layer
 from coulomb.linearise.layers import LinearisedAttention, LinearisedHeads, check_heads
 from coulomb.linearise.pretrained import is_pretrained, with_linearised_heads
 from coulomb.linearise.recording import (
+    KeptStates,
     as_stack,
     begin_all,
     evaluating,
     record,
     text_length,
 )
-from coulomb.linearise.report import LineariseReport, mean_cosine, measure_speed
+from coulomb.linearise.report import LineariseReport, cosine_with, measure_speed
 from coulomb.linearise.settings import LineariseSettings
 from coulomb.linearise.stack import FAMILIES, Stack
 from coulomb.linearise.start import orthogonal_pairs
@@ -130,7 +131,7 @@ def linearise(
         begun = process_time()
         job.distil(student)
         report.seconds = learned + process_time() - begun
-        report.cosine = mean_cosine(teacher, student, corpus.held_out, chosen.pooling)
+        report.cosine = cosine_with(job.held_out, student, chosen.pooling)
         if measure:
             report.speed = measure_speed(teacher, student, corpus.fit[-1])
     fast: Any = student.model
@@ -195,6 +196,14 @@ class _Job:
     seed: int
     advance: Callable[..., None]
 
+    @cached_property
+    def texts(self) -> KeptStates:
+        return KeptStates(self.teacher, self.corpus.fit)
+
+    @cached_property
+    def held_out(self) -> KeptStates:
+        return KeptStates(self.teacher, self.corpus.held_out)
+
     def fit(self) -> list[LayerFit]:
         """Learn layer by layer; only the hidden states between two are kept."""
         fit = begin_all(self.teacher, self.corpus.fit)
@@ -203,6 +212,9 @@ class _Job:
         for number in range(len(self.teacher.sites)):
             rows, fit = record(self.teacher, number, fit)
             held_rows, held = record(self.teacher, number, held)
+            if self.settings.distil_steps:
+                self.texts.add(fit)
+            self.held_out.add(held)
             note = f"layer {number}"
             fits.append(
                 fit_layer(
@@ -238,18 +250,17 @@ class _Job:
             n_texts=self.corpus.n_texts,
             n_held_out=self.corpus.n_held_out,
         )
-        held, pooling = self.corpus.held_out, self.settings.pooling
-        report.cosine_start = mean_cosine(self.teacher, student, held, pooling)
+        pooling = self.settings.pooling
+        report.cosine_start = cosine_with(self.held_out, student, pooling)
         random = random_student(self.teacher, self.settings.n_features, self.seed)
-        report.cosine_random = mean_cosine(self.teacher, random, held, pooling)
+        report.cosine_random = cosine_with(self.held_out, random, pooling)
         return report
 
     def distil(self, student: Stack) -> None:
         distil(
-            self.teacher,
             student,
-            self.corpus.fit,
-            self.corpus.held_out,
+            self.texts,
+            self.held_out,
             self.settings,
             generator=make_generator(self.seed, 2),
             watch=partial(self.advance, note="all layers"),

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from coulomb.energy import Hamiltonian
 from coulomb.features import Particles
 from coulomb.linearise.fit import ramp
 from coulomb.linearise.layers import LinearisedHeads
+from coulomb.linearise.recording import KeptStates
 from coulomb.linearise.settings import LineariseSettings
 from coulomb.linearise.stack import Batch, Stack
 from coulomb.objectives import AbstractObjective
@@ -61,33 +61,30 @@ class Distillation(AbstractObjective):
 
     Parameters
     ----------
-    teacher, student
-        The two encoders.
+    student
+        The linear encoder.
     batch
-        Keyword arguments of the models.
+        Keyword arguments of the model.
+    targets
+        `h*`, the hidden states of the softmax encoder after each block.
     pooling
         "mean", "first", or None to leave embeddings out.
     """
 
-    teacher: Stack
     student: Stack
     batch: Batch
+    targets: Sequence[Tensor]
     pooling: str | None = "mean"
 
-    @cached_property
-    def _target(self) -> tuple[list[Tensor], Tensor]:
-        with torch.no_grad():
-            states = self.teacher(*self.teacher.begin(self.batch))
-            return states, self.teacher.tokens(self.batch)
-
     def energy(self, particles: Particles) -> Tensor:
-        targets, mask = self._target
+        targets = self.targets
         names = particle_names(self.student)
         parameters = dict(zip(names, particles.positions.unbind(), strict=True))
         with torch.no_grad():
             begun = self.student.begin(self.batch)
+            mask = self.student.tokens(self.batch)
         states = functional_call(self.student, parameters, begun)
-        late = not self.teacher.batch_first
+        late = not self.student.batch_first
         weights = (mask.t() if late else mask).unsqueeze(-1).to(targets[0].dtype)
         parts = [
             ((state - target) * weights).square().sum()
@@ -123,10 +120,9 @@ def particle_names(stack: Stack) -> list[str]:
 
 
 def distil(
-    teacher: Stack,
     student: Stack,
-    batches: Sequence[Batch],
-    held_out: Sequence[Batch],
+    texts: KeptStates,
+    held_out: KeptStates,
     settings: LineariseSettings,
     *,
     generator: torch.Generator,
@@ -136,10 +132,10 @@ def distil(
 
     Parameters
     ----------
-    teacher, student
-        The two encoders, in evaluation mode; the student's particles are changed.
-    batches, held_out
-        Texts to learn from and to look at.
+    student
+        The linear encoder, in evaluation mode; its particles are changed.
+    texts, held_out
+        Texts to learn from and to look at, with the softmax encoder's hidden states.
     settings
         How.
     generator
@@ -159,9 +155,15 @@ def distil(
     sampler = AdamLangevin(settings.distil_step_size, decay=(0.9, 0.98))
     positions = torch.stack([student.get_parameter(n).detach() for n in names])
     state = sampler.init(Particles(positions))
+
+    def energy(part: KeptStates, number: int) -> Distillation:
+        batch, targets = part.batches[number], part.of(number)
+        return Distillation(student, batch, targets, settings.pooling)
+
+    count = len(held_out.batches)
     few = [
-        Distillation(teacher, student, batch, settings.pooling)
-        for batch in held_out[:: max(1, len(held_out) // _HELD_BATCHES)]
+        energy(held_out, number)
+        for number in range(0, count, max(1, count // _HELD_BATCHES))
     ]
 
     def judge(particles: Particles) -> float:
@@ -169,15 +171,14 @@ def distil(
             return float(torch.stack([part.energy(particles) for part in few]).mean())
 
     before = judge(state.particles)
-    counts = torch.tensor([len(next(iter(b.values()))) for b in batches])
+    counts = torch.tensor([len(next(iter(b.values()))) for b in texts.batches])
     # Between one vote for each batch and one for each text: both kinds must be kept.
     weights = counts.double().sqrt()
     for step in range(settings.distil_steps):
         chosen = int(torch.multinomial(weights, 1, generator=generator))
-        energy = Distillation(teacher, student, batches[chosen], settings.pooling)
         size = settings.distil_step_size * ramp(step, settings.distil_steps)
         state, _ = replace(sampler, step_size=size).step(
-            state, Hamiltonian(energy), generator=generator
+            state, Hamiltonian(energy(texts, chosen)), generator=generator
         )
         watch()
     after = judge(state.particles)

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from coulomb._support.registry import Registry
-from coulomb.features import AbstractFeatureMap, Particles
+from coulomb.features import AbstractFeatureMap, Particles, SoftmaxFeatures
+from coulomb.linearise.divergence import divergence_field
 from coulomb.linearise.layers import softmax_rows
 from coulomb.linearise.pairs import paired_features, paired_weights
-from coulomb.objectives import AbstractObjective
+from coulomb.objectives import AbstractObjective, Field
 
 __all__ = [
     "AbstractImitation",
@@ -165,6 +166,25 @@ class RowDivergence(AbstractImitation):
         student = self.rows(rows, positions).clamp_min(tiny)
         entropy = torch.special.entr(teacher).sum(dim=-1)
         return rows.mean(-(teacher * student.log()).sum(dim=-1) - entropy)
+
+    def field(self, particles: Particles) -> Field:
+        feature_map, positions = self.feature_map, particles.positions
+        if type(feature_map) is not SoftmaxFeatures:
+            return super().field(particles)
+        shared = positions.shape[-1] == self.tilt.shape[-1] + 1
+        with torch.no_grad():
+            pairs = torch.cat([positions, positions], dim=-1) if shared else positions
+            parts = [
+                divergence_field(rows, pairs, self.tilt, feature_map.temperature)
+                for rows in self.batches
+            ]
+            energy, gradient = (
+                torch.stack(part).mean(dim=0) for part in zip(*parts, strict=True)
+            )
+            if shared:
+                gradient = torch.stack(gradient.chunk(2, dim=-1)).sum(dim=0)
+        felt = energy.unsqueeze(-1).expand(positions.shape[:-1])
+        return Field(felt, particles.n_particles * gradient)
 
 
 @imitations.add("mse")

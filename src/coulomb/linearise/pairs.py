@@ -13,6 +13,7 @@ from torch import Tensor
 
 from coulomb.attention import linear_attention
 from coulomb.features import AbstractFeatureMap, Particles, SoftmaxFeatures
+from coulomb.linearise.blockwise import blockwise_attention
 
 __all__ = [
     "join_pairs",
@@ -21,9 +22,6 @@ __all__ = [
     "paired_features",
     "paired_weights",
 ]
-
-# Features of one block of tokens, all heads: what stays in the cache.
-_BLOCK_BYTES = 1 << 20
 
 
 def join_pairs(w: Tensor, a: Tensor, u: Tensor, b: Tensor) -> Tensor:
@@ -207,10 +205,25 @@ def paired_attention(
         k, values = k.masked_fill(hidden, 0), values.masked_fill(hidden, 0)
     if isinstance(feature_map, SoftmaxFeatures):
         tilt = tilt + mean_key_row(positions)
-        positions = positions / feature_map.temperature
-        return _softmax_form(q, k, values, positions, tilt, key_mask).to(v.dtype)
+        if feature_map.temperature != 1.0:
+            positions = positions / feature_map.temperature
+        plain = _must_be_plain(q, k, values, positions)
+        form = _softmax_form if plain else blockwise_attention
+        return form(q, k, values, positions, tilt, key_mask).to(v.dtype)
     phi_q, phi_k = paired_features(q, k, positions, tilt, feature_map, key_mask)
     return linear_attention(phi_q, phi_k, values, key_mask).to(v.dtype)
+
+
+def _must_be_plain(*operands: Tensor) -> bool:
+    # Whoever differentiates, traces or transforms cannot look into reused arrays.
+    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
+    return (
+        wanted
+        or operands[0].device.type != "cpu"
+        or torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._are_functorch_transforms_active()
+    )
 
 
 def _softmax_form(
@@ -221,41 +234,32 @@ def _softmax_form(
     tilt: Tensor,
     key_mask: Tensor | None,
 ) -> Tensor:
-    # phi(q)' G / phi(q)' z = softmax(log phi(q) + log z) (G / z): a mean, over
-    # features, of mean values. Nothing is left to divide by.
-    dim = q.shape[-1]
+    # As in `blockwise_attention`, in operations that can be differentiated. Heads
+    # first: one product of each head, and no particles repeated for every sequence.
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
     for_queries, for_keys = positions.chunk(2, dim=-1)
-    weight = _key_weight(k, tilt, key_mask)
-    step = _block_length(q, positions.shape[-2])
-    sums: Tensor | None = None
-    weighted = torch.cat([v * weight, weight], dim=-1)
-    for start in range(0, k.shape[-2], step):
-        phi = _logits(k[..., start : start + step, :], for_keys, dim).softmax(dim=-1)
-        block = phi.transpose(-1, -2) @ weighted[..., start : start + step, :]
-        sums = block if sums is None else sums + block
-    assert sums is not None  # attention over no token at all has no shape to return
+    flat = k.reshape(len(k), -1, k.shape[-1]).transpose(1, 2)
+    exponent = torch.bmm(tilt.unsqueeze(1), flat).view(*k.shape[:3], 1)
+    if key_mask is not None:
+        hidden = ~key_mask.unsqueeze(-1)
+        exponent = exponent.masked_fill(hidden, torch.finfo(k.dtype).min)
+    weight = (exponent - exponent.detach().amax(dim=-2, keepdim=True)).exp()
+    if key_mask is not None:
+        weight = weight.masked_fill(hidden, 0)
+    phi = _logits(k, for_keys).softmax(dim=-1)
+    sums = phi.transpose(-1, -2) @ torch.cat([v * weight, weight], dim=-1)
     total = sums[..., -1:].clamp_min(torch.finfo(sums.dtype).tiny)
-    means = sums[..., :-1] / total
     offset = total.log().transpose(-1, -2)
-    outs = [
-        (_logits(q[..., start : start + step, :], for_queries, dim) + offset)
-        .softmax(dim=-1)
-        .matmul(means)
-        for start in range(0, q.shape[-2], step)
-    ]
-    return outs[0] if len(outs) == 1 else torch.cat(outs, dim=-2)
+    phi = (_logits(q, for_queries) + offset).softmax(dim=-1)
+    return (phi @ (sums[..., :-1] / total)).transpose(0, 1)
 
 
-def _logits(x: Tensor, rows: Tensor, dim: int) -> Tensor:
-    return x @ rows[..., :dim].transpose(-1, -2) + rows[..., dim].unsqueeze(-2)
+def _by_head(x: Tensor, columns: Tensor) -> Tensor:
+    flat = x.reshape(x.shape[0], -1, x.shape[-1])
+    return torch.bmm(flat, columns).view(*x.shape[:-1], -1)
 
 
-def _block_length(x: Tensor, n_features: int) -> int:
-    if (
-        torch.is_grad_enabled()
-        or x.device.type != "cpu"
-        or torch.compiler.is_compiling()
-    ):
-        return max(1, x.shape[-2])
-    row = x.shape[0] * x.shape[1] * n_features * x.element_size()
-    return max(64, _BLOCK_BYTES // max(row, 1))
+def _logits(x: Tensor, rows: Tensor) -> Tensor:
+    dim = x.shape[-1]
+    offset = rows[..., dim][:, None, None, :]
+    return _by_head(x, rows[..., :dim].transpose(-1, -2)) + offset

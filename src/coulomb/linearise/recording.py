@@ -12,11 +12,79 @@ from coulomb.linearise.objectives import Rows
 from coulomb.linearise.pretrained import check_family, is_pretrained
 from coulomb.linearise.stack import Batch, Call, Stack
 
-__all__ = ["as_stack", "begin_all", "evaluating", "record", "text_length"]
+__all__ = [
+    "KeptStates",
+    "as_stack",
+    "begin_all",
+    "evaluating",
+    "record",
+    "text_length",
+]
 
 States = list[tuple[Tensor, Call]]
 
 _LONGEST = 512
+
+# The teacher's hidden states of all blocks; those of more texts are made again.
+_KEPT_BYTES = 3 << 27
+
+
+class KeptStates:
+    """Hidden states after every block, of as many batches as there is room for.
+
+    Parameters
+    ----------
+    stack
+        The encoder they are of.
+    batches
+        Keyword arguments of the model.
+    most_bytes
+        The room.
+    """
+
+    def __init__(
+        self, stack: Stack, batches: Sequence[Batch], most_bytes: int = _KEPT_BYTES
+    ) -> None:
+        self.stack, self.batches = stack, batches
+        self.most_bytes = most_bytes
+        self._states: dict[int, list[Tensor]] = {}
+
+    def add(self, states: States) -> None:
+        """Keep the states after a block, of every batch in its turn.
+
+        Parameters
+        ----------
+        states
+            From `record`, block by block from the first.
+        """
+        if not self._states:
+            room = float(self.most_bytes)
+            for number, (hidden, _) in enumerate(states):
+                room -= len(self.stack.blocks) * hidden.numel() * hidden.element_size()
+                if room >= 0:
+                    self._states[number] = []
+        for number, kept in self._states.items():
+            kept.append(states[number][0])
+
+    @torch.no_grad()
+    def of(self, number: int) -> list[Tensor]:
+        """Give the states of a batch, or make them again.
+
+        Parameters
+        ----------
+        number
+            Which batch.
+
+        Returns
+        -------
+        list of Tensor
+            One after each block.
+        """
+        kept = self._states.get(number, [])
+        if len(kept) == len(self.stack.blocks):
+            return kept
+        states: list[Tensor] = self.stack(*self.stack.begin(self.batches[number]))
+        return states
 
 
 def as_stack(model: nn.Module) -> Stack:
@@ -121,7 +189,11 @@ def record(stack: Stack, number: int, states: States) -> tuple[list[Rows], State
     site = stack.sites[number]
     for hidden, call in states:
         seen, following = stack.look(number, hidden, call)
-        q, k, v = (part.contiguous() for part in site.project(seen.x))
+        # Head after head: one product evaluates the features of a head's tokens.
+        q, k, v = (
+            part.transpose(0, 1).contiguous().transpose(0, 1)
+            for part in site.project_seen(seen)
+        )
         rows.append(Rows(q, k, v, seen.key_mask, seen.key_mask, seen.bias))
         after.append((following, call))
     return rows, after

@@ -1,16 +1,18 @@
 """What was kept: the summary a linearised model carries."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from time import process_time
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from coulomb.linearise.distil import pool
+from coulomb.linearise.recording import KeptStates
 from coulomb.linearise.stack import Batch, Stack
 
-__all__ = ["LineariseReport", "mean_cosine", "measure_speed"]
+__all__ = ["LineariseReport", "cosine_with", "measure_speed"]
 
 
 @dataclass
@@ -83,17 +85,15 @@ class LineariseReport:
 
 
 @torch.no_grad()
-def mean_cosine(
-    teacher: Stack, student: Stack, batches: list[Batch], pooling: str | None
-) -> float:
-    """Average the cosine of two encoders' embeddings over texts.
+def cosine_with(texts: KeptStates, student: Stack, pooling: str | None) -> float:
+    """Average the cosine of an encoder's embeddings with the teacher's, over texts.
 
     Parameters
     ----------
-    teacher, student
-        The encoders, in evaluation mode.
-    batches
-        Keyword arguments of the models.
+    texts
+        Texts with the teacher's hidden states.
+    student
+        The encoder, in evaluation mode.
     pooling
         "mean" or "first"; None is "mean".
 
@@ -103,14 +103,13 @@ def mean_cosine(
         At most one.
     """
     cosines: list[Tensor] = []
-    for batch in batches:
-        mask = teacher.tokens(batch)
-        ends = []
-        for stack in (teacher, student):
-            end = stack(*stack.begin(batch))[-1]
-            end = end if stack.batch_first else end.transpose(0, 1)
-            ends.append(pool(end, mask, pooling or "mean"))
-        cosines.append((ends[0] * ends[1]).sum(dim=-1))
+    for number, batch in enumerate(texts.batches):
+        mask = student.tokens(batch)
+        ends = [texts.of(number)[-1], student(*student.begin(batch))[-1]]
+        if not student.batch_first:
+            ends = [end.transpose(0, 1) for end in ends]
+        theirs, ours = (pool(end, mask, pooling or "mean") for end in ends)
+        cosines.append((theirs * ours).sum(dim=-1))
     return float(torch.cat(cosines).mean())
 
 
@@ -122,6 +121,7 @@ def measure_speed(
     lengths: tuple[int, ...] = (128, 512, 2048),
     *,
     repeats: int = 3,
+    clock: Callable[[], float] = perf_counter,
 ) -> dict[int, tuple[float, float]]:
     """Time the blocks of both encoders on one text without padding.
 
@@ -139,6 +139,8 @@ def measure_speed(
         Tokens.
     repeats
         How often each is timed.
+    clock
+        Tells seconds; `time.process_time` on a busy machine and one thread.
 
     Returns
     -------
@@ -163,9 +165,9 @@ def measure_speed(
                 times = [1, 1, 1]
                 times[axis] = -(-length // count)
                 tiled = hidden.repeat(*times).narrow(axis, 0, length)
-                begun = process_time()
+                begun = clock()
                 stack(tiled, call)
                 if turn:  # the first warms up
-                    best[which] = min(best[which], process_time() - begun)
+                    best[which] = min(best[which], clock() - begun)
         speed[length] = (best[0], best[1])
     return speed

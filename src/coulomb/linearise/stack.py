@@ -5,7 +5,7 @@ hidden states (masks, position biases) is caught once per batch and used for all
 """
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -37,6 +37,7 @@ class Seen(NamedTuple):
     x: Tensor  # (batch, n, dim)
     key_mask: Tensor  # (batch, n), True = real token
     bias: Tensor | None  # added to the scores
+    projected: tuple[Tensor, ...] = ()  # what q, k and v are views of, where it is seen
 
 
 class Call(NamedTuple):
@@ -87,13 +88,46 @@ class Site:
             return module.project(x, x, x)
         if isinstance(module, nn.MultiheadAttention):
             joint = nn.functional.linear(x, module.in_proj_weight, module.in_proj_bias)
-            parts = list(joint.chunk(3, dim=-1))
-        else:
-            names = PROJECTIONS[type(module).__name__]
-            parts = [getattr(module, name)(x) for name in names]
-        shape = (*x.shape[:-1], self.num_heads, -1)
+            return self.split(joint.chunk(3, dim=-1))
+        return self.split([part(x) for part in self.projections])
+
+    @property
+    def projections(self) -> list[nn.Module]:
+        """The layers that make queries, keys and values, where there are such."""
+        names = PROJECTIONS.get(type(self.module).__name__, ())
+        return [getattr(self.module, name) for name in names]
+
+    def split(self, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """View projections by head.
+
+        Parameters
+        ----------
+        parts
+            Three tensors of shape `(batch, n, dim)`.
+
+        Returns
+        -------
+        tuple
+            As in `project`.
+        """
+        shape = (*parts[0].shape[:-1], self.num_heads, -1)
         q, k, v = (part.view(shape).transpose(1, 2) for part in parts)
         return q, k, v
+
+    def project_seen(self, seen: "Seen") -> tuple[Tensor, Tensor, Tensor]:
+        """Make queries, keys and values, or take those the layer has made.
+
+        Parameters
+        ----------
+        seen
+            What the layer received.
+
+        Returns
+        -------
+        tuple
+            As in `project`.
+        """
+        return self.split(seen.projected) if seen.projected else self.project(seen.x)
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -237,19 +271,29 @@ class Stack(nn.Module):
             What attention saw, and the next hidden states.
         """
         caught: list[Seen] = []
-        module = self.sites[number].module
+        made: dict[nn.Module, Tensor] = {}
+        site = self.sites[number]
+        module = site.module
 
         def keep(_: nn.Module, arguments: tuple[Any, ...], keywords: Any) -> None:
             signature = inspect.signature(module.forward)
             bound = signature.bind_partial(*arguments, **keywords)
             caught.append(_seen(module, bound.arguments))
 
-        handle = module.register_forward_pre_hook(keep, with_kwargs=True)
+        def keep_projected(layer: nn.Module, _: Any, out: Tensor) -> None:
+            made[layer] = out
+
+        handles = [module.register_forward_pre_hook(keep, with_kwargs=True)]
+        handles += [
+            layer.register_forward_hook(keep_projected) for layer in site.projections
+        ]
         try:
             after = self.run(number, hidden, call)
         finally:
-            handle.remove()
-        return caught[0], after
+            for handle in handles:
+                handle.remove()
+        projected = tuple(made[layer] for layer in site.projections)
+        return caught[0]._replace(projected=projected), after
 
     def forward(self, hidden: Tensor, call: Call) -> list[Tensor]:
         """Call all blocks.
