@@ -133,6 +133,8 @@ def test_every_registered_score_prefers_what_the_target_says():
         good = 2.0 * labels.unsqueeze(-1).to(F64) - 1
         bad = 2.0 * ((torch.arange(N) // 2) % 2).unsqueeze(-1).to(F64) - 1
         target = good @ good.mT if score.pairwise else labels
+        if score.of_logits:
+            good, bad = (torch.cat([-f, f], dim=-1) for f in (good, bad))
         assert score(Rows(good, target)) > score(Rows(bad, target)) + 0.1
 
 

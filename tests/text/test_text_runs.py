@@ -38,9 +38,8 @@ FILES = {
 
 
 def settings(**changes):
-    return tiny_settings(
-        **{"epochs": 4, "align_after": 1, "align_epochs": 6.0} | changes
-    )
+    long = {"epochs": 4, "align_after": 1, "align_epochs": 6.0}
+    return tiny_settings(**long | {"align_start": "windows"} | changes)
 
 
 @pytest.fixture(scope="module")

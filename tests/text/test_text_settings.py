@@ -17,7 +17,7 @@ from coulomb.text.training import learning_rate
 
 def test_settings_have_no_defaults():
     """So that a preset states everything, and inherits nothing."""
-    with pytest.raises(TypeError, match="missing 43 required"):
+    with pytest.raises(TypeError, match="missing 45 required"):
         TextSettings()
 
 
@@ -38,6 +38,7 @@ def test_the_papers_constants():
         assert chosen.align_inverse_temperature == 50
         assert (chosen.align_strength, chosen.align_clip) == (1e-3, 10)
         assert chosen.align_radius == 1.5
+        assert (chosen.align_start, chosen.align_sampler) == ("drawn", "langevin")
     main, supplement = preset("paper-main"), preset("paper-supplement")
     assert (supplement.optimiser, supplement.lr) == ("adam", 2e-4)
     assert supplement.align_epochs == 10
@@ -71,6 +72,8 @@ def test_unknown_keys_are_refused_with_the_nearest():
         ("weight_decay", 0.1),
         ("align_after", 10),
         ("align_radius", 0.0),
+        ("align_start", "anywhere"),
+        ("align_sampler", "rmsprop"),
     ],
 )
 def test_values_that_break_a_rule_are_refused(name, value):
@@ -109,9 +112,9 @@ def test_every_setting_says_what_it_is():
         assert part.metadata["group"]
 
 
-def test_there_are_eighteen_rows_and_two_controls_of_every_map():
+def test_there_are_eighteen_rows_and_three_controls_of_every_map():
     assert len(PAPER_ROWS) == 18
-    assert len(VARIANTS) == 18 + 2 * 7
+    assert len(VARIANTS) == 18 + 3 * 7
 
 
 @pytest.mark.parametrize("name", VARIANTS)

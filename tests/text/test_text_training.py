@@ -1,6 +1,7 @@
 """Both phases: what is learned, what repeats, what controls do."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -13,10 +14,18 @@ from text_cases import (
 )
 
 from coulomb._support.errors import CoulombError
+from coulomb.attention.phase_a import set_up as set_up_alignment
+from coulomb.features import Particles
 from coulomb.text import VARIANTS, Split, build_corpus, train, train_vocabulary
 from coulomb.text._setup import set_up
 from coulomb.text.batches import padded_logits
-from coulomb.text.phases import alignment_batches, run_phase_a
+from coulomb.text.phases import (
+    alignment_batches,
+    alignment_settings,
+    packed_view,
+    run_phase_a,
+    window_start,
+)
 from coulomb.text.scoring import log_probabilities, score_split, word_classes
 from coulomb.text.tokens import encode_split
 
@@ -126,6 +135,90 @@ def test_controls_have_the_norms_and_not_the_alignment(radius, corpus, vocabular
         assert torch.allclose(norms, start.norm(dim=-1).clamp_max(radius), rtol=1e-4)
     assert not torch.allclose(found["noise"], found["kernel"], atol=1e-3)
     assert not torch.allclose(found["kernel"], start, atol=1e-3)
+
+
+def test_placed_particles_look_at_windows_of_positions(corpus, vocabulary):
+    settings = tiny_settings(attention="placed-softmaxfeat", start_norm=2.0)
+    setup = set_up(corpus, settings, vocabulary)
+    drawn = setup.model.layers[1].attention.particles.detach().clone()
+    windows = window_start(setup)
+    assert torch.equal(setup.model.layers[1].attention.particles, drawn)
+    run_phase_a(setup, None, lambda record: None)
+    found = setup.model.layers[1].attention.particles
+    assert torch.equal(found, windows[1])
+    norms = found.norm(dim=-1)
+    torch.testing.assert_close(norms, norms.mean().expand_as(norms))
+    nowhere = tiny_settings(positions="none")
+    assert window_start(set_up(corpus, nowhere, vocabulary)) is None
+    with pytest.raises(CoulombError, match="`positions` must be 'learned'"):
+        train_tiny(corpus, vocabulary, attention="placed-cos2", positions="none")
+
+
+def neighbours(n=240):
+    """Words whose tag is said by a word next to them."""
+    draw = random.Random(0)
+    texts, tags = [], []
+    for _ in range(n):
+        words = draw.choices(["left", "film", "plot", "cast", "story", "actor"], k=12)
+        said = [word == "left" for word in words]
+        texts.append(words)
+        near = [any(said[max(0, i - 1) : i + 2]) for i in range(12)]
+        tags.append(["B-X" if each else "O" for each in near])
+    return texts, tags
+
+
+def test_tags_that_neighbours_decide_keep_windows():
+    corpus = build_corpus("neighbours", neighbours(), validation_share=0.2)
+    vocabulary = train_vocabulary(corpus.split("train").texts, size=60)
+    settings = tiny_settings(
+        n_features=16,
+        width=32,
+        align_after=0,
+        align_start="windows",
+        align_epochs=0.0,
+        batch_size=8,
+    )
+    setup = set_up(corpus, settings, vocabulary)
+    windows = window_start(setup)
+    facts = run_phase_a(setup, None, lambda record: None)
+    assert facts["begun"] == "windows"
+    assert facts["starts"]["windows"] > facts["starts"]["drawn"]
+    assert facts["steps"] == 0
+    assert torch.equal(setup.model.layers[0].attention.particles, windows[0])
+    assert "it took" in facts["summary"]
+
+
+@pytest.mark.parametrize("tagging", [False, True])
+def test_the_likelihood_of_packed_texts_is_that_of_padded_ones(tagging):
+    """What Phase A sees of packed batches, against logits of padded batches."""
+    rows = tagged(20) if tagging else reviews(20)
+    corpus = build_corpus("some", rows, validation_share=0.25)
+    vocabulary = train_vocabulary(corpus.split("train").texts, size=150)
+    settings = tiny_settings(
+        align_objective="likelihood",
+        align_sampler="adam",
+        align_inverse_temperature=math.inf,
+        align_step_size=0.01,
+    )
+    setup = set_up(corpus, settings, vocabulary)
+    batches = alignment_batches(setup.rows["train"], 5, seed=0)
+    chosen = alignment_settings(settings, corpus.kind)
+    problem = set_up_alignment(
+        setup.model, batches, chosen, evaluate=packed_view(settings, corpus.kind),
+        held_out=None,
+    )  # fmt: skip
+    setup.model.eval()
+    layers = problem.network.layers
+    for number, (batch, _) in enumerate(batches[:2]):
+        logits = padded_logits(setup.model, batch)
+        loss = torch.nn.functional.cross_entropy(logits, batch.labels)
+        found = problem.objective.score_batch(
+            Particles(layers.read(setup.model)), number
+        )
+        torch.testing.assert_close(-found, loss, atol=1e-5, rtol=1e-4)
+    facts = run_phase_a(setup, None, lambda record: None)
+    assert facts["steps"] > 0
+    assert facts["after"]["alignment"] > facts["before"]["alignment"]
 
 
 def test_phase_a_uses_the_labels_of_texts_once_each(corpus, vocabulary):

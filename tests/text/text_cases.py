@@ -18,6 +18,9 @@ TINY = {
     "min_steps": 0,
     "batch_size": 16,
     "vocabulary_size": 150,
+    "align_after": 1,
+    "align_start": "drawn",
+    "align_epochs": 1.0,
 }
 
 

@@ -11,10 +11,13 @@ from torch import Tensor
 from coulomb._support.errors import unknown_name
 from coulomb._support.streams import make_generator
 from coulomb.attention.alignment import AbstractBatched, Evaluated
+from coulomb.domains import Space
 from coulomb.dynamics.langevin import AbstractSampler, Info, ProjectedLangevin, State
+from coulomb.dynamics.preconditioned import AdamLangevin
 from coulomb.dynamics.schedules import as_schedule
 from coulomb.dynamics.stopping import AbstractStopRule, StopReason
 from coulomb.energy import Hamiltonian
+from coulomb.features import Particles
 from coulomb.objectives import Field
 
 DRIFTS = ("N", "plain")
@@ -173,7 +176,7 @@ class BatchedLangevin(AbstractSampler):
         Their step.
     """
 
-    moves: ProjectedLangevin
+    moves: ProjectedLangevin | AdamLangevin
     numbers: tuple[int, ...]
     seed: int
     account: Account
@@ -184,6 +187,9 @@ class BatchedLangevin(AbstractSampler):
     def __post_init__(self) -> None:
         if self.drift not in DRIFTS:
             raise unknown_name("drift", self.drift, DRIFTS)
+
+    def init(self, particles: Particles) -> State:
+        return self.moves.init(particles)
 
     def step(
         self, state: State, energy: Hamiltonian, *, generator: torch.Generator
@@ -199,7 +205,10 @@ class BatchedLangevin(AbstractSampler):
         gradient = scale * found.gradient(particles, generator=generator)
         seen = Hamiltonian(Evaluated(Field(pull.potential, gradient)))
         following, info = self.moves.step(state, seen, generator=generator)
-        self._add_up(state.step, scale * pull.gradient, gradient)
+        if isinstance(self.moves, AdamLangevin):
+            self._add_up_preconditioned(state, seen, info)
+        else:
+            self._add_up(state.step, scale * pull.gradient, gradient)
         self.account.now = following.particles.positions
         for name, slope in others.items():
             self.free[name] = self.free[name] - self.free_step_size * slope
@@ -212,3 +221,14 @@ class BatchedLangevin(AbstractSampler):
         self.account.drift -= size * (kept * pull).double()
         beta = as_schedule(self.moves.inverse_temperature)(step)
         self.account.noise += 2 * size / beta
+
+    def _add_up_preconditioned(
+        self, state: State, seen: Hamiltonian, info: Info
+    ) -> None:
+        """Add the whole drift: preconditioned, it is no sum over its parts."""
+        still = replace(self.moves, inverse_temperature=math.inf, domain=Space())
+        positions = state.particles.positions
+        unused = torch.Generator(positions.device)
+        carried = still.step(state, seen, generator=unused)[0].particles.positions
+        self.account.drift += (carried - positions).double()
+        self.account.noise += info.noise / positions.shape[-1]

@@ -6,8 +6,8 @@ steps and run loop. Only the energy differs: it asks the model for its outputs.
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,9 @@ from coulomb.features import Particles
 
 # Below this ratio the alignment makes less than 1 % of the mean square of the moves.
 DROWNED = 0.1
+OWN = "own"
+_JUDGES = 128  # training batches that choose among starts
+_MARGIN = 2.0  # standard errors: the best of several is often only the luckiest
 _RECORDS = 4  # of an epoch, unless it is said how often
 
 WarmUp = Callable[[nn.Module, Sequence[Any]], object]
@@ -55,12 +58,19 @@ class AlignmentResult:
         What was asked.
     norms
         The mean norm of the particles in the model, and after projection on the domain.
+    starts
+        The alignment of every start on the batches that chose, by name, "own" for that
+        of the model; empty if there was no choice, or the run was resumed.
+    begun
+        The name of the start that was taken; None without a choice.
     """
 
     run: Run
     account: Account
     problem: Problem
     norms: tuple[float, float]
+    starts: Mapping[str, float] = field(default_factory=dict)
+    begun: str | None = None
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -81,7 +91,8 @@ class AlignmentResult:
     @property
     def drowned(self) -> bool:
         """Whether the noise drowned the drift in every head."""
-        return bool((self.account.drift_to_noise() < DROWNED).all())
+        ratios = self.account.drift_to_noise()
+        return self.account.noise > 0 and bool((ratios < DROWNED).all())
 
     def summary(self) -> str:
         """Tell in one paragraph what happened.
@@ -128,6 +139,7 @@ def align(
     held_out: Iterable[Any] | float | None = 0.2,
     evaluate: Evaluate | None = None,
     warm_up: WarmUp | None = None,
+    starts: Mapping[str, Tensor] | None = None,
     seed: int = 0,
     resume: str | Path | Run | None = None,
     callbacks: Sequence[Callback] = (),
@@ -161,6 +173,11 @@ def align(
     warm_up
         Called with the model and the training batches before anything else, such as
         `CrossEntropy(epochs=1)`; not when resuming.
+    starts
+        Other places to start from, by name, shape `(layers, heads, n, dim)`. The one
+        with the best alignment on up to 128 training batches is taken, and the way
+        there counts as drift; the model's own particles unless another start is better
+        by two standard errors of the difference over the batches.
     seed
         Of noise and order.
     resume
@@ -204,6 +221,11 @@ def align(
         warm_up(model, [batches[number] for number in before.training])
     problem = set_up(model, batches, chosen, **options)
     run, account, norms = _begin(problem, resume)
+    judged: dict[str, float] = {}
+    begun = None
+    if starts and resume is None:
+        with evaluating(model), torch.no_grad():
+            judged, begun = _choose_start(problem, run, account, starts)
     rules: list[AbstractStopRule] = [Recorder(account)]
     rules.append(Settled(chosen.tol, "max-displacement"))
     if chosen.patience is not None:
@@ -227,7 +249,7 @@ def align(
         )
     problem.network.layers.write(model, run.particles.positions)
     problem.network.write_free()
-    return AlignmentResult(run, account, problem, norms)
+    return AlignmentResult(run, account, problem, norms, judged, begun)
 
 
 def _begin(
@@ -275,6 +297,39 @@ def _begin(
     return run, account, norms
 
 
+def _choose_start(
+    problem: Problem, run: Run, account: Account, starts: Mapping[str, Tensor]
+) -> tuple[dict[str, float], str]:
+    """Move to the start that training batches prefer; tell what all are worth."""
+    own = run.particles.positions
+    places = {OWN: own}
+    for name, positions in starts.items():
+        if positions.shape != own.shape:
+            raise ParameterError(
+                f"`starts` must hold particles of shape {tuple(own.shape)}; got "
+                f"{tuple(positions.shape)} for {name!r}."
+            )
+        places[name] = problem.settings.domain.project(positions.to(own))
+    numbers = problem.training[:_JUDGES]
+    values = {
+        name: torch.stack(
+            [problem.objective.score_batch(Particles(w), number) for number in numbers]
+        ).double()
+        for name, w in places.items()
+    }
+    chosen, best = OWN, 0.0
+    for name, value in values.items():
+        gains = value - values[OWN]
+        mean = float(gains.mean())
+        error = float(gains.std()) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
+        if mean > max(best, _MARGIN * error):
+            chosen, best = name, mean
+    run.state = problem.sampler(account).init(Particles(places[chosen]))
+    account.drift += (places[chosen] - own).double()
+    account.now = places[chosen]
+    return {name: float(value.mean()) for name, value in values.items()}, chosen
+
+
 def _load(path: str | Path) -> tuple[Run, dict[str, Tensor]]:
     return load_run(path), _read(path)[0]
 
@@ -318,6 +373,12 @@ def describe(result: AlignmentResult) -> str:
             f" and from {first['held_out']:.4g} to {last['held_out']:.4g} held out"
         )
     text.append(f"The alignment ({score.label()}, by {level}) went {change}.")
+    if result.begun is not None:
+        text.append(
+            f"Of {len(result.starts)} starts it took {result.begun!r} (alignment "
+            f"{result.starts[result.begun]:.4g}; of the model's own particles "
+            f"{result.starts[OWN]:.4g})."
+        )
     before, after = result.norms
     if not math.isclose(before, after, rel_tol=1e-3):
         text.append(
@@ -344,7 +405,7 @@ def drift_sentence(result: AlignmentResult) -> str:
         One or two sentences.
     """
     ratios = result.account.drift_to_noise()
-    if math.isinf(float(ratios.max())):
+    if not result.account.noise:
         return "There was no noise."
     low, high = (_share(float(ratio)) for ratio in (ratios.min(), ratios.max()))
     between = high if low == high else f"{low} to {high}"

@@ -1,5 +1,6 @@
 """What Phase A is asked to do, and the problem that a model and its data make of it."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 
 from coulomb._support.checks import check_count, check_real
-from coulomb._support.errors import unknown_name
+from coulomb._support.errors import ParameterError, unknown_name
 from coulomb._support.streams import make_generator
 from coulomb.attention._batches import as_batches
 from coulomb.attention._evaluation import (
@@ -22,10 +23,17 @@ from coulomb.attention.alignment import AbstractBatched, ModelAlignment, Pool, V
 from coulomb.attention.scores import AbstractScore, as_score
 from coulomb.domains import AbstractDomain, Ball, Space
 from coulomb.dynamics.langevin import ProjectedLangevin
+from coulomb.dynamics.preconditioned import AdamLangevin
 from coulomb.dynamics.schedules import AbstractSchedule
 from coulomb.energy import Hamiltonian
 from coulomb.interactions import AbstractInteraction, Riesz
 from coulomb.objectives import AbstractOneBody
+
+# How particles move on one batch.
+_SAMPLERS: dict[str, type[ProjectedLangevin] | type[AdamLangevin]] = {
+    "langevin": ProjectedLangevin,
+    "adam": AdamLangevin,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,16 +43,20 @@ class AlignmentSettings:
     Parameters
     ----------
     objective
-        "centred", "within-class", "target", or a score.
+        "centred", "within-class", "likelihood", "target", or a score.
     level
         "sequence", "token", "layer" or "head"; see `View`.
     pool
         "mean", "cls" or a function of outputs and key mask.
     output
-        None for the outputs of the attention layers, "" for what the model returns, or
-        the name of the module whose output counts.
+        None for the outputs of the attention layers (what the model returns for the
+        objective "likelihood"), "" for what the model returns, or the name of the
+        module whose output counts.
     layers
         Names of the layers whose particles move; None for all.
+    sampler
+        "langevin", or "adam" for steps preconditioned as in Adam, without noise: every
+        coordinate moves about `step_size`, however weak the force.
     step_size
         `eta`.
     inverse_temperature
@@ -86,6 +98,7 @@ class AlignmentSettings:
     pool: Pool = "mean"
     output: str | None = None
     layers: tuple[str, ...] | None = None
+    sampler: str = "langevin"
     step_size: float = 1.0
     inverse_temperature: float | AbstractSchedule = 1e5
     drift: str = "N"
@@ -106,6 +119,14 @@ class AlignmentSettings:
     def __post_init__(self) -> None:
         check_count("max_epochs", self.max_epochs, at_least=0)
         check_count("watched", self.watched)
+        if self.sampler not in _SAMPLERS:
+            raise unknown_name("sampler", self.sampler, _SAMPLERS)
+        if self.sampler == "adam" and self.inverse_temperature != math.inf:
+            # Noise that is scaled by the gradient would leave no control without it.
+            raise ParameterError(
+                "`inverse_temperature` must be infinite with the sampler 'adam'; got "
+                f"{self.inverse_temperature}. Use 'langevin' to have noise."
+            )
         check_real("also_step_size", self.also_step_size, above=0)
 
     def changed(self, changes: dict[str, Any]) -> "AlignmentSettings":
@@ -135,6 +156,7 @@ PAPER = AlignmentSettings(
     pool="mean",
     output=None,
     layers=None,
+    sampler="langevin",
     step_size=2e-3,
     inverse_temperature=50.0,
     drift="plain",
@@ -220,7 +242,7 @@ class Problem:
             The engine's steps on one batch after the other.
         """
         chosen = self.settings
-        moves = ProjectedLangevin(
+        moves = _SAMPLERS[chosen.sampler](
             chosen.step_size,
             chosen.inverse_temperature,
             domain=chosen.domain,
@@ -264,7 +286,16 @@ def set_up(
     """
     every = as_batches(batches)
     layers = ParticleLayers.find(model, settings.layers)
-    network = Network(model, layers, evaluate or call_model, settings.output)
+    score = as_score(settings.objective)
+    output = settings.output
+    if score.of_logits:
+        output = output or ""
+        if settings.level not in ("sequence", "token"):
+            raise ParameterError(
+                f"`level` must be 'sequence' or 'token' for the objective "
+                f"{score.label()!r}; got {settings.level!r}."
+            )
+    network = Network(model, layers, evaluate or call_model, output)
     network.free.update(network.free_from(settings.also))
     order = list(range(len(every)))
     kept_back: list[int] = []
@@ -275,9 +306,7 @@ def set_up(
         mixed = torch.randperm(len(every), generator=generator).tolist()
         kept_back, order = sorted(mixed[:count]), sorted(mixed[count:])
     view = View(settings.level, settings.pool)
-    objective = ModelAlignment(
-        network, as_score(settings.objective), view, every, tuple(order)
-    )
+    objective = ModelAlignment(network, score, view, every, tuple(order))
     other: ModelAlignment | None = None
     if kept_back:
         other = replace(objective, numbers=tuple(kept_back))

@@ -135,6 +135,7 @@ class AbstractScore(ABC):
 
     pairwise: ClassVar[bool] = False  # whether the target is a matrix of pairs
     normalised: ClassVar[bool] = True  # whether the size of the outputs does not count
+    of_logits: ClassVar[bool] = False  # whether it looks at what the model returns
 
     @abstractmethod
     def __call__(self, rows: Rows) -> Tensor:
@@ -214,6 +215,27 @@ class WithinClass(AbstractScore):
         return within_class_alignment(rows.features, labels.to(rows.features))
 
 
+@scores.add("likelihood")
+@dataclass(frozen=True)
+class Likelihood(AbstractScore):
+    """The mean logarithm of the probability that the model gives to the label.
+
+    `(1/n) sum_i log softmax(f_i)[y_i]`, minus the cross-entropy: outputs are the logits
+    of the model, so that particles learn what is of use to the layers above them.
+
+    Examples
+    --------
+    >>> rows = Rows(torch.zeros(3, 2), torch.tensor([0, 0, 1]))
+    >>> round(float(Likelihood()(rows)), 3)
+    -0.693
+    """
+
+    of_logits: ClassVar[bool] = True
+
+    def __call__(self, rows: Rows) -> Tensor:
+        return -torch.nn.functional.cross_entropy(rows.features, rows.target)
+
+
 @scores.add("target")
 @dataclass(frozen=True)
 class Target(AbstractScore):
@@ -280,14 +302,15 @@ def shuffled(
         The same vectors.
     """
     target, share = picked[0].target, picked[0].probabilities
-    if share is not None:  # a matrix for each sequence, padded
+    if share is not None:  # a matrix or classes of tokens for each sequence, padded
         parts = []
-        for matrix, weight in zip(target, share, strict=True):
-            order = torch.arange(len(weight), device=matrix.device)
-            real = order[weight > 0]
+        for each, weight in zip(target, share, strict=True):
+            order = torch.arange(len(weight), device=each.device)
+            labelled = weight > 0 if each.ndim > 1 else (weight > 0) & (each >= 0)
+            real = order[labelled]
             mixed = torch.randperm(len(real), generator=generator).to(real.device)
             order[real] = real[mixed]
-            parts.append(matrix[order][:, order])
+            parts.append(each[order][:, order] if each.ndim > 1 else each[order])
         target = torch.stack(parts)
     else:
         mixed = torch.randperm(len(target), generator=generator).to(target.device)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from coulomb.experiments.claims import Result
     from coulomb.experiments.paper import Check
 
-_ALL = "noise, strength, budget, runtime, text, meanfield or deviations"
+_ALL = "noise, strength, budget, runtime, text, phase-a, meanfield or deviations"
 _STYLES = {"holds": "green", "does not hold": "red", "not tested here": "dim"}
 
 
@@ -29,7 +29,9 @@ def reproduce(
     ] = Path("results"),
     task: Annotated[
         list[str] | None,
-        typer.Option(help="Text data set, for text and budget; may be repeated."),
+        typer.Option(
+            help="Text data set, for text, budget and phase-a; may be repeated."
+        ),
     ] = None,
     data_dir: Annotated[
         Path | None,

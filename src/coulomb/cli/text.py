@@ -41,7 +41,11 @@ def train(
         Path | None, typer.Option(help="vocab.txt or tokenizer.json.")
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(help="default, paper-main or paper-supplement.")
+        str | None,
+        typer.Option(
+            help="default, tagging (for tags if none is named), paper-main or "
+            "paper-supplement."
+        ),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="TOML file of settings; flags win.")
@@ -99,6 +103,8 @@ def train(
     source = _source(data, text, label, validation, test, task, data_dir)
     source["validation_share"] = validation_share
     corpus = load_data(source)
+    if corpus.kind == "token":
+        chosen = _settings(preset, config, settings or {}, usual="tagging")
     source["name"] = corpus.name
     for note in corpus.notes:
         typer.echo(note, err=True)
@@ -123,12 +129,18 @@ def _use_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def _settings(preset: str | None, config: Path | None, flags: dict[str, Any]) -> Any:
+def _settings(
+    preset: str | None,
+    config: Path | None,
+    flags: dict[str, Any],
+    *,
+    usual: str = "default",
+) -> Any:
     from coulomb.text.settings import preset as find_preset
     from coulomb.text.settings import read_toml
 
     named, values = read_toml(config) if config is not None else (None, {})
-    return find_preset(preset or named or "default", values | flags)
+    return find_preset(preset or named or usual, values | flags)
 
 
 def _source(

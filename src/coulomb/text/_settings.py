@@ -18,8 +18,16 @@ _CHOICES = {
     "positions": ("learned", "none"),
     "norm": ("post", "pre"),
     "pooling": ("mean", "cls"),
-    "align_objective": ("centred", "within-class"),
+    "align_objective": (
+        "auto",
+        "centred",
+        "within-class",
+        "likelihood",
+        "neighbours",
+    ),
     "align_level": ("sequence", "token", "layer", "head"),
+    "align_start": ("drawn", "windows"),
+    "align_sampler": ("langevin", "adam"),
     "align_drift": ("N", "plain"),
     "optimiser": ("adam", "adamw"),
     "schedule": ("constant", "linear", "cosine"),
@@ -59,10 +67,14 @@ class TextSettings:
         Whether texts are lower-cased.
     align_after
         Epochs of Phase B after which Phase A interrupts it; 0 begins with Phase A.
+    align_start
+        Where Phase A begins: with the particles as "drawn", or with "windows" of
+        positions, unless the drawn ones are better aligned with the labels.
     align_epochs
         The length of Phase A, at most; fractions count.
-    align_objective, align_level
-        As in `coulomb.attention.AlignmentSettings`.
+    align_objective, align_level, align_sampler
+        As in `coulomb.attention.AlignmentSettings`; "likelihood" has no levels. "auto"
+        is "neighbours" for tags (do tokens attend to their class?), else "centred".
     align_step_size, align_inverse_temperature, align_drift, align_clip
         `eta`, `beta`, the scale of the drift, the largest drift of a particle.
     align_strength, align_riesz
@@ -124,9 +136,11 @@ class TextSettings:
     vocabulary_size: int = _about("Tokens", "Size of a vocabulary trained here.")
     lower_case: bool = _about("Tokens", "Lower-case the texts.")
     align_after: int = _about("Phase A", "Epochs of Phase B before it.")
+    align_start: str = _about("Phase A", "Where it begins: drawn or windows.")
     align_epochs: float = _about("Phase A", "Its length, at most.")
-    align_objective: str = _about("Phase A", "centred or within-class.")
+    align_objective: str = _about("Phase A", "auto, centred, within-class, ...")
     align_level: str = _about("Phase A", "sequence, token, layer or head.")
+    align_sampler: str = _about("Phase A", "How particles move: langevin or adam.")
     align_step_size: float = _about("Phase A", "eta.")
     align_inverse_temperature: float = _about("Phase A", "beta.")
     align_drift: str = _about("Phase A", "Scale of the drift: N or plain.")
@@ -180,9 +194,9 @@ class TextSettings:
     def _check_numbers(self) -> None:
         for name in ("dropout", "label_smoothing", "word_dropout", "warm_up_share"):
             check_real(name, getattr(self, name), at_least=0, below=1)
-        for name in ("feature_temperature", "align_step_size", "align_clip", "lr"):
+        for name in ("feature_temperature", "align_step_size", "lr"):
             check_real(name, getattr(self, name), above=0)
-        for name in ("align_inverse_temperature", "align_radius"):
+        for name in ("align_inverse_temperature", "align_clip", "align_radius"):
             check_real(name, getattr(self, name), above=0, infinite=True)
         for name in ("start_norm", "align_epochs", "align_strength", "align_tol"):
             check_real(name, getattr(self, name), at_least=0)
@@ -192,6 +206,13 @@ class TextSettings:
             raise ParameterError(
                 f"`align_after` must be less than `epochs`; got {self.align_after} and "
                 f"{self.epochs}."
+            )
+        if self.align_sampler == "adam" and math.isfinite(
+            self.align_inverse_temperature
+        ):
+            raise ParameterError(
+                "`align_inverse_temperature` must be inf with the sampler 'adam'; got "
+                f"{self.align_inverse_temperature:g}."
             )
         if self.weight_decay and self.optimiser == "adam":
             raise ParameterError(

@@ -2,32 +2,69 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
+from coulomb._support.errors import ParameterError
 from coulomb._support.streams import make_generator
 from coulomb.attention import AlignmentResult, AlignmentSettings, align
+from coulomb.attention._evaluation import Evaluate, ParticleLayers
+from coulomb.attention.align import OWN
 from coulomb.attention.controls import noise_twin
+from coulomb.attention.encoder import KernelEncoder
+from coulomb.attention.neighbours import Neighbours
+from coulomb.attention.phase_a import Problem
 from coulomb.attention.phase_a import set_up as set_up_alignment
+from coulomb.attention.windows import window_particles
 from coulomb.domains import Ball, Space
 from coulomb.dynamics.loop import Run, load_run
 from coulomb.dynamics.stopping import StopReason
 from coulomb.features import Particles
 from coulomb.interactions import Riesz
 from coulomb.text._setup import ALIGN, BATCHES, Setup
-from coulomb.text.batches import TokenBatch
-from coulomb.text.packed import PackedHeads
+from coulomb.text.batches import IGNORED, TokenBatch
+from coulomb.text.packed import PackedHeads, packed_logits
+from coulomb.text.packed_weights import PackedWeights
 from coulomb.text.settings import TextSettings
 from coulomb.text.tokens import TokenRows
 from coulomb.text.variants import find_variant
 
 Batch = tuple[TokenBatch, Tensor]
 Report = Callable[[dict[str, Any]], None]
+NEIGHBOURS = "neighbours"
 _WINDOW = 20  # batches whose texts are sorted by length together
+
+
+def objective_of(settings: TextSettings, kind: str) -> str:
+    """Give the objective of Phase A: "auto" depends on what has labels.
+
+    Parameters
+    ----------
+    settings
+        Of the classifier.
+    kind
+        "sequence" or "token".
+
+    Returns
+    -------
+    str
+        For tags whether tokens attend to their class, for texts the alignment of what
+        attention gives.
+    """
+    found = settings.align_objective
+    if found == "auto":
+        return NEIGHBOURS if kind == "token" else "centred"
+    if found == NEIGHBOURS and kind != "token":
+        raise ParameterError(
+            "`align_objective` must not be 'neighbours' for texts with one label each; "
+            "use 'auto' or 'centred'."
+        )
+    return found
 
 
 def alignment_settings(settings: TextSettings, kind: str) -> AlignmentSettings:
@@ -45,14 +82,20 @@ def alignment_settings(settings: TextSettings, kind: str) -> AlignmentSettings:
     AlignmentSettings
         Without a length: it is in steps and depends on the data.
     """
-    level = settings.align_level
-    if kind == "token" and level == "sequence":
-        level = "token"
+    objective, level = objective_of(settings, kind), settings.align_level
+    if objective in ("likelihood", NEIGHBOURS) or (
+        kind == "token" and level == "sequence"
+    ):
+        level = kind
+    by_weights = objective == NEIGHBOURS
+    score = Neighbours(settings.n_layers * settings.n_heads) if by_weights else None
     bounded = math.isfinite(settings.align_radius)
     return AlignmentSettings(
-        objective=settings.align_objective,
+        objective=score or objective,
         level=level,
+        output="" if by_weights else None,
         pool=settings.pooling,
+        sampler=settings.align_sampler,
         step_size=settings.align_step_size,
         inverse_temperature=settings.align_inverse_temperature,
         drift=settings.align_drift,
@@ -97,22 +140,76 @@ def alignment_batches(rows: TokenRows, batch_size: int, seed: int) -> list[Batch
     return batches
 
 
-def packed_view(settings: TextSettings, kind: str) -> PackedHeads:
-    """Choose what Phase A looks at: pooled texts, or tokens that have tags.
+def neighbour_batches(batches: Sequence[Batch], classes: Sequence[str]) -> list[Batch]:
+    """Give the batches of tags the labels that `Neighbours` looks at.
+
+    Parameters
+    ----------
+    batches
+        Of `alignment_batches`.
+    classes
+        Names of the tags; B-PER and I-PER are of one kind.
+
+    Returns
+    -------
+    list of tuple
+        Packed tokens and kinds of entities, `(sequences, longest)`, -100 at padding and
+        where there is no tag.
+    """
+    kinds = [name.removeprefix("B-").removeprefix("I-") for name in classes]
+    numbers = torch.tensor([kinds.index(kind) for kind in kinds])
+    found = []
+    for batch, tags in batches:
+        lengths = batch.cu_seqlens.diff()
+        real = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
+        labels = torch.full(real.shape, IGNORED)
+        flat = tags.flatten()
+        labels[real] = torch.where(flat >= 0, numbers[flat.clamp_min(0)], IGNORED)
+        found.append((batch, labels))
+    return found
+
+
+def packed_view(settings: TextSettings, kind: str) -> Evaluate:
+    """Choose what Phase A looks at: pooled texts, tags, logits or attention weights.
 
     Parameters
     ----------
     settings
-        For the pooling.
+        For the objective and the pooling.
     kind
         "sequence" or "token".
 
     Returns
     -------
-    PackedHeads
+    callable
         The `evaluate` that goes with `alignment_batches`.
     """
+    objective = objective_of(settings, kind)
+    if objective == "likelihood":
+        return _logits
+    if objective == NEIGHBOURS:
+        return PackedWeights()
     return PackedHeads("none" if kind == "token" else settings.pooling)
+
+
+def _logits(model: nn.Module, parameters: dict[str, Tensor], batch: Any) -> Tensor:
+    named = {f"model.{name}": value for name, value in parameters.items()}
+    logits: Tensor = functional_call(_Whole(model), named, batch.arguments)
+    return logits
+
+
+class _Whole(nn.Module):
+    """An encoder whose tags come as `(1, tokens, classes)`, like their labels."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: TokenBatch) -> Tensor:
+        model = self.model
+        assert isinstance(model, KernelEncoder)
+        logits = packed_logits(model, batch)
+        return logits.unsqueeze(0) if model.settings.head == "token" else logits
 
 
 def run_phase_a(
@@ -144,6 +241,15 @@ def run_phase_a(
     kind = find_variant(setup.settings.attention).phase_a
     if kind == "none":
         return {}
+    if kind == "place":
+        windows = window_start(setup)
+        if windows is None:
+            raise ParameterError(
+                f"`positions` must be 'learned' for {setup.settings.attention!r}; got "
+                f"{setup.settings.positions!r}."
+            )
+        ParticleLayers.find(setup.model).write(setup.model, windows)
+        return {"summary": "Particles look at windows of positions.", "kind": kind}
     began = time.perf_counter()
     control = kind == "control"
     if kind == "noise" or (control and math.isfinite(setup.settings.align_radius)):
@@ -158,6 +264,36 @@ def run_phase_a(
     return facts | {"kind": kind, "seconds": time.perf_counter() - began}
 
 
+def window_start(setup: Setup) -> Tensor | None:
+    """Point the particles at windows of positions, with the norms of the drawn ones.
+
+    Parameters
+    ----------
+    setup
+        The model, which is left as it is, and its data.
+
+    Returns
+    -------
+    Tensor or None
+        Shape `(layers, heads, n_particles, dim)`; None if the model has no embeddings
+        of positions.
+    """
+    model = setup.model
+    table = model.position_embedding
+    if table is None:
+        return None
+    drawn = ParticleLayers.find(model).read(model)
+    usual = torch.quantile(setup.rows["train"].lengths.double(), 0.95)
+    heads = window_particles(
+        table.weight,
+        n_heads=drawn.shape[1],
+        n_particles=drawn.shape[2],
+        span=round(float(usual)),
+        norm=float(drawn.norm(dim=-1).mean()),
+    )
+    return heads.expand(drawn.shape).clone()
+
+
 def _length(settings: TextSettings, n_batches: int) -> int:
     return round(settings.align_epochs * n_batches)
 
@@ -166,6 +302,8 @@ def _problem(setup: Setup) -> tuple[list[Batch], AlignmentSettings, dict[str, An
     settings = setup.settings
     batches = alignment_batches(setup.rows["train"], settings.batch_size, settings.seed)
     chosen = alignment_settings(settings, setup.corpus.kind)
+    if isinstance(chosen.objective, Neighbours):
+        batches = neighbour_batches(batches, setup.corpus.classes)
     # A fifth is kept back to watch the alignment of texts that move nothing.
     held_out = max(1, round(0.2 * len(batches))) if len(batches) > 1 else 0
     steps = _length(settings, len(batches) - held_out)
@@ -180,6 +318,12 @@ def _aligned(
     setup: Setup, file: Path | None, report: Report, save_every: int
 ) -> AlignmentResult:
     batches, chosen, options = _problem(setup)
+    windows = window_start(setup) if setup.settings.align_start == "windows" else None
+    starts = None
+    if windows is not None and not (file is not None and file.is_file()):
+        layers = ParticleLayers.find(setup.model)
+        starts = {"drawn": layers.read(setup.model)}
+        layers.write(setup.model, windows)
     while True:
         resume, last = None, 0
         if file is not None and file.is_file():
@@ -198,6 +342,7 @@ def _aligned(
             setup.model,
             batches,
             settings=chosen,
+            starts=starts,
             resume=resume,
             callbacks=(told,),
             progress=False,
@@ -210,10 +355,9 @@ def _aligned(
 
 
 def _without_labels(setup: Setup, *, control: bool) -> dict[str, Any]:
-    batches, chosen, options = _problem(setup)
-    problem = set_up_alignment(setup.model, batches, chosen, **options)
+    problem = _still(setup)
     layers = problem.network.layers
-    inside = chosen.domain.project(layers.read(setup.model))
+    inside = problem.settings.domain.project(layers.read(setup.model))
     if control:
         layers.write(setup.model, inside)
         return {"summary": "Particles projected on the domain and left there."}
@@ -223,14 +367,15 @@ def _without_labels(setup: Setup, *, control: bool) -> dict[str, Any]:
 
 
 def _positions(setup: Setup) -> Tensor:
+    return _still(setup).network.layers.read(setup.model)
+
+
+def _still(setup: Setup) -> Problem:
     batches, chosen, options = _problem(setup)
-    problem = set_up_alignment(setup.model, batches, chosen, **options)
-    return problem.network.layers.read(setup.model)
+    return set_up_alignment(setup.model, batches, chosen, **options)
 
 
 def _match_norms(setup: Setup, start: Tensor, aligned: Tensor) -> None:
-    from coulomb.attention._evaluation import ParticleLayers
-
     directions = start / start.norm(dim=-1, keepdim=True)
     norms = aligned.norm(dim=-1, keepdim=True)
     ParticleLayers.find(setup.model).write(setup.model, norms * directions)
@@ -238,9 +383,13 @@ def _match_norms(setup: Setup, start: Tensor, aligned: Tensor) -> None:
 
 def _facts(result: AlignmentResult) -> dict[str, Any]:
     first, last = result.history[0], result.history[-1]
+    names = {OWN: "windows"}  # there is a choice only if it begins with those
+    begun = result.begun
     return {
         "summary": result.summary(),
         "steps": result.run.state.step,
+        "starts": {names.get(k, k): score for k, score in result.starts.items()},
+        "begun": None if begun is None else names.get(begun, begun),
         "before": {k: first[k] for k in ("alignment", "held_out") if k in first},
         "after": {k: last[k] for k in ("alignment", "held_out") if k in last},
         "drowned": result.drowned,

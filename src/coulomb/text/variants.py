@@ -23,7 +23,13 @@ _MAPS = {
     "porf-softplus": ("softplus", "orthogonal"),
 }
 # What becomes of the particles between their draw and Phase B.
-_PHASES = {"vanilla": "none", "kernel": "align", "control": "control", "noise": "noise"}
+_PHASES = {
+    "vanilla": "none",
+    "kernel": "align",
+    "control": "control",
+    "noise": "noise",
+    "placed": "place",
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,8 @@ class Variant:
         "learned" projections of queries and keys, or "shared", `Q = K = reshape(x)`.
     phase_a
         "none"; "align"; "control", the norms of aligned particles without their
-        alignment; "noise", Phase A without the alignment's gradient.
+        alignment; "noise", Phase A without the alignment's gradient; "place", windows
+        of positions, which need no labels.
     """
 
     name: str
@@ -69,7 +76,7 @@ def _rows() -> dict[str, Variant]:
 
 VARIANTS = _rows()
 PAPER_ROWS = tuple(
-    name for name in VARIANTS if not name.startswith(("control-", "noise-"))
+    name for name in VARIANTS if not name.startswith(("control-", "noise-", "placed-"))
 )
 
 

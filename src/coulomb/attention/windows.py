@@ -1,0 +1,82 @@
+"""Particles that look at places: a start from which attention is local.
+
+A token's state holds the embedding of its position. A particle along the sum of a few
+neighbouring embeddings answers to tokens in that window, so that tokens near each other
+share features: the kernel of local attention, at any number of particles.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from coulomb._support.checks import check_count, check_real
+from coulomb._support.errors import ParameterError
+
+_TINY = math.ldexp(1.0, -60)  # so that an embedding of zero gives zero
+
+
+def window_particles(
+    positions: Tensor,
+    *,
+    n_heads: int,
+    n_particles: int,
+    span: int,
+    norm: float = 3.0,
+    width: float = 1.5,
+) -> Tensor:
+    """Point particles at windows of positions, spread evenly over a sequence.
+
+    `w_k = norm u_k / |u_k|`, `u_k = sum_t exp(-(t - c_k)^2 / (2 s^2)) p_t / |p_t|` with
+    centres `c_k` from 0 to `span` and `s` the width, or the distance of centres if that
+    is larger. No label is looked at and nothing is drawn.
+
+    Parameters
+    ----------
+    positions
+        Embeddings of positions, shape `(length, n_heads * dim)`.
+    n_heads
+        Heads side by side in an embedding.
+    n_particles
+        Of each head.
+    span
+        The last centre: the usual length of a sequence.
+    norm
+        Of every particle.
+    width
+        The standard deviation of a window, in positions.
+
+    Returns
+    -------
+    Tensor
+        Shape `(n_heads, n_particles, dim)`.
+
+    Examples
+    --------
+    >>> table = torch.eye(4)
+    >>> found = window_particles(
+    ...     table, n_heads=1, n_particles=2, span=3, norm=1.0, width=0.1
+    ... )
+    >>> found.argmax(dim=-1)
+    tensor([[0, 3]])
+    """
+    check_count("n_heads", n_heads)
+    check_count("n_particles", n_particles)
+    check_count("span", span, at_least=0)
+    check_real("norm", norm, at_least=0)
+    check_real("width", width, above=0)
+    if positions.ndim != 2 or positions.shape[1] % n_heads:
+        raise ParameterError(
+            "`positions` must have shape (length, n_heads * dim); got "
+            f"{tuple(positions.shape)} and {n_heads} heads."
+        )
+    length = len(positions)
+    table = positions.detach().reshape(length, n_heads, -1).transpose(0, 1)
+    table = table / table.norm(dim=-1, keepdim=True).clamp_min(_TINY)
+    centres = torch.linspace(0, min(span, length - 1), n_particles)
+    apart = float(centres[1] - centres[0]) if n_particles > 1 else 0.0
+    spread = max(width, apart)
+    distance = torch.arange(length).unsqueeze(0) - centres.unsqueeze(1)
+    weights = torch.exp(-0.5 * (distance / spread).square()).to(table)
+    sums = weights @ table
+    return norm * sums / sums.norm(dim=-1, keepdim=True).clamp_min(_TINY)

@@ -1,0 +1,50 @@
+import pytest
+import torch
+from packed_cases import LENGTHS, make_batch, make_model
+
+from coulomb.attention._batches import as_batch
+from coulomb.text.batches import pad
+from coulomb.text.packed_weights import PackedWeights
+
+
+@pytest.fixture(params=["compiled", "plain"], autouse=True)
+def _loops(request, monkeypatch):
+    if request.param == "plain":
+        monkeypatch.setenv("COULOMB_NUMBA", "0")
+
+
+def padded_weights(model, token_ids, mask):
+    """Ask every layer of the padded encoder for its attention matrix."""
+    x = model.embedding_norm(
+        model.token_embedding(token_ids)
+        + model.position_embedding(torch.arange(token_ids.shape[1]))
+    )
+    found = []
+    for layer in model.layers:
+        attention = layer.attention
+        q, k, _ = attention.project(x, x, x)
+        found.append(attention.weights(q, k, mask, causal=False))
+        x = layer(x, ~mask)
+    return torch.cat(found, dim=1)
+
+
+@pytest.mark.parametrize("row", ["shared-softmaxfeat", "learned-favor"])
+def test_weights_and_gradients_are_those_of_the_padded_encoder(row):
+    model, batch = make_model(row), make_batch()
+    token_ids, mask = pad(batch)
+    labels = torch.zeros(len(LENGTHS), max(LENGTHS), dtype=torch.long)
+    parameters = dict(model.named_parameters())
+    shown = PackedWeights()(model, parameters, as_batch((batch, labels)))
+    ours = shown.unflatten(-1, (4, -1)).transpose(1, 2)
+    theirs = padded_weights(model, token_ids, mask)
+    # Rows of padding are nobody's.
+    real = mask[:, None, :, None].to(theirs)
+    torch.testing.assert_close(ours * real, theirs * real, rtol=1e-4, atol=1e-5)
+    source = torch.Generator().manual_seed(0)
+    weight = real * torch.randn(theirs.shape, generator=source)
+    particles = [layer.attention.particles for layer in model.layers]
+    one, two = (
+        torch.autograd.grad((weight * each).sum(), particles) for each in (ours, theirs)
+    )
+    for first, second in zip(one, two, strict=True):
+        assert (first - second).norm() < 1e-3 * second.norm()
