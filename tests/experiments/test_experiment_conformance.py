@@ -22,7 +22,8 @@ def out(tmp_path_factory):
 
 def test_all_experiments_are_there():
     assert NAMES == [
-        "budget", "deviations", "meanfield", "noise", "runtime", "strength", "text",
+        "budget", "deviations", "meanfield", "noise", "phase-a", "runtime", "strength",
+        "text",
     ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from coulomb.experiments import (  # noqa: F401  registers the members
     budget,
+    phase_a,
     runtime,
     synthetic,
     text,

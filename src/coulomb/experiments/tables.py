@@ -19,6 +19,7 @@ METRICS = {
     "budget": ("expected_accuracy", "accuracy", "f1", "bayes_accuracy"),
     "runtime": ("seconds.total", "seconds.cpu", "expected_accuracy"),
     "text": ("accuracy", "mcc", "log_loss", "brier", "ece", "ece_paper", "roc_auc"),
+    "phase-a": ("score", "validation_score", "seconds.cpu"),
     "meanfield": ("w1_exponent", "w2_exponent", "observable_exponent"),
     "deviations": ("slope", "rate", "free_energy", "free_energy_limit"),
 }
@@ -48,7 +49,7 @@ def experiment_tables(
         for metric in metrics
         for row in as_table(summarise(records, metric))
     ]
-    judged = "accuracy" if name == "text" else "expected_accuracy"
+    judged = {"text": "accuracy", "phase-a": "score"}.get(name, "expected_accuracy")
     tables = {"summary": summary, "controls": compare_controls(records, judged)}
     if name == "runtime":
         tables["power_laws"] = power_laws(records)

@@ -1,0 +1,314 @@
+"""Does Phase A learn? Learned particles against every control, paired by seed."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+from scipy.special import stdtr
+
+from coulomb._support.errors import unknown_name
+from coulomb._support.streams import make_generator
+from coulomb.experiments.base import (
+    AbstractExperiment,
+    Outcome,
+    Settings,
+    experiments,
+)
+from coulomb.experiments.records import Job, Record
+from coulomb.experiments.summary import Difference, paired, select
+from coulomb.experiments.text import TOY, load_corpus
+from coulomb.text.corpora import Corpus
+from coulomb.text.settings import TextSettings, preset
+from coulomb.text.tasks import TASKS, data_folder, load_task
+from coulomb.text.tokens import (
+    Vocabulary,
+    find_vocabulary,
+    read_vocabulary,
+    train_vocabulary,
+)
+from coulomb.text.training import train
+
+SMALL, LARGE = 32, 256  # particles of each head
+# Tasks whose rows are many, or long, are thinned: rows of each split.
+ROWS: dict[str, dict[str, int]] = {
+    "qqp": {"train": 10_000, "validation": 4000},
+    "imdb": {"train": 4000, "validation": 1000, "test": 2500},
+}
+# Tagging learns nothing of its context with the preset's constants: these were chosen
+# on validation rows with softmax and vanilla arms, seed 0.
+CHANGES: dict[str, Job] = {
+    "conll2003": {"lr": 2e-3, "dropout": 0.1},
+    "imdb": {"max_length": 512},
+}
+# Tags move random particles until tokens attend to their class. Chosen on validation
+# rows of conll2003, seeds 0 and 1; without noise its noise-only control is vanilla.
+_MOVED: Job = {
+    "align_start": "drawn",
+    "align_objective": "neighbours",
+    "align_epochs": 2.0,
+    "align_sampler": "adam",
+    "align_step_size": 0.01,
+    "align_inverse_temperature": math.inf,
+    "align_clip": math.inf,
+    "align_strength": 0.0,
+}
+# What is trained for an arm: the row of `coulomb.text.variants` and what it changes.
+_ARMS: dict[tuple[str, str | None], tuple[str, Job]] = {
+    ("learned", None): ("kernel-softmaxfeat", {}),
+    ("learned", "norm-matched"): ("control-softmaxfeat", {}),
+    ("learned", "noise-only"): ("noise-softmaxfeat", {}),
+    ("neighbours", None): ("kernel-softmaxfeat", _MOVED),
+    ("neighbours", "norm-matched"): ("control-softmaxfeat", _MOVED),
+    ("vanilla", None): ("vanilla-softmaxfeat", {}),
+    # Windows of positions whatever the labels say.
+    ("placed", None): ("placed-softmaxfeat", {}),
+    # Particles of no length give constant features: plain averaging of values.
+    ("averaging", None): ("vanilla-softmaxfeat", {"start_norm": 1e-6}),
+    ("softmax", None): ("softmax", {}),
+}
+LEARNED = ("learned", "neighbours")
+CONTROLS = (
+    ("vanilla", None),
+    ("learned", "norm-matched"),
+    ("placed", None),
+    ("learned", "noise-only"),
+)
+_TOY_CHANGES: Job = {
+    "width": 16,
+    "ffn_width": 16,
+    "max_length": 16,
+    "epochs": 2,
+    "min_steps": 0,
+    "batch_size": 16,
+}
+
+
+@experiments.add("phase-a")
+class PhaseA(AbstractExperiment):
+    """Learned particles, their controls and what needs no particles, for few and many.
+
+    The score is the accuracy, or the entity F1 of a tagging task, on the test split of
+    the task; the checkpoint is chosen on validation rows.
+    """
+
+    title = "Does Phase A learn?"
+
+    def plan(self, settings: Settings) -> list[Job]:
+        if settings.preset == "smoke":
+            tasks = settings.tasks or (TOY,)
+            return _plan(tasks, (4, 8), 2, _TOY_CHANGES)
+        seeds = 5 if settings.preset == "paper" else 10
+        tasks = settings.tasks or ("conll2003", "qqp", "rotten_tomatoes", "mrpc")
+        return _plan(tasks, (SMALL, LARGE), seeds, {})
+
+    def run(self, job: Job, settings: Settings) -> Sequence[Outcome]:
+        wall, cpu = perf_counter(), process_time()
+        corpus, vocabulary = load_rows(job["task"], settings.data_dir)
+        trained = train(corpus, arm_settings(job), vocabulary, progress=False)
+        found = trained.metrics
+        numbers = {
+            name: float(value)
+            for name, value in found["metrics"].items()
+            if isinstance(value, int | float)
+        }
+        judged = "entity_f1" if corpus.kind == "token" else "accuracy"
+        numbers["score"] = numbers[judged]
+        numbers["validation_score"] = found["chosen_by"]["validation"]
+        seconds = {**found["seconds"], "total": perf_counter() - wall}
+        seconds["cpu"] = process_time() - cpu
+        extra = {
+            "rows": {name: len(corpus.split(name)) for name in corpus.splits},
+            "notes": list(corpus.notes),
+            "alignment": found["alignment"],
+        }
+        return [Outcome(numbers, seconds, corpus.reported_on, job["control"], extra)]
+
+
+def arm_settings(job: Mapping[str, Any]) -> TextSettings:
+    """Resolve the settings of an arm.
+
+    Parameters
+    ----------
+    job
+        "method", "control", "n_components", "changes" and "seed".
+
+    Returns
+    -------
+    TextSettings
+        The default preset, but for what the arm and the task change.
+
+    Examples
+    --------
+    >>> arm = {"method": "learned", "control": "noise-only", "n_components": 32}
+    >>> arm_settings(arm | {"changes": {}, "seed": 1}).attention
+    'noise-softmaxfeat'
+    """
+    attention, changes = _ARMS[job["method"], job["control"]]
+    changes = job["changes"] | changes
+    changes |= {"attention": attention, "seed": job["seed"]}
+    if job["n_components"]:
+        changes["n_features"] = job["n_components"]
+    return preset("default", changes)
+
+
+def compare_arms(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Compare learned particles with each arm they must beat, seed by seed.
+
+    Parameters
+    ----------
+    records
+        Of this experiment.
+
+    Returns
+    -------
+    list of dict
+        "task", "method", "n_components", "against", the mean difference of the score
+        with its standard error, the number of pairs and the two-sided p-value of
+        Student's paired test. Few learned particles are also held against many vanilla
+        ones.
+    """
+    found = []
+    tasks = dict.fromkeys(record.job["task"] for record in records)
+    for task in tasks:
+        here = select(records, task=task)
+        budgets = sorted({r.job["n_components"] for r in here if r.job["n_components"]})
+        for budget in budgets:
+            for method in LEARNED:
+                ours = select(here, method=method, control=None, n_components=budget)
+                others = _others(here, method, budget, budgets[-1])
+                found += [
+                    {"task": task, "method": method, "n_components": budget}
+                    | {"against": name, **_compared(ours, theirs)}
+                    for name, theirs in others.items()
+                ]
+    return [row for row in found if row["n"]]
+
+
+def _others(
+    records: Sequence[Record], ours: str, budget: int, most: int
+) -> dict[str, Sequence[Record]]:
+    """Name the arms that a learned one is held against."""
+    found: dict[str, Sequence[Record]] = {}
+    for method, control in CONTROLS:
+        wanted = {"method": ours if control else method, "control": control}
+        found[control or method] = select(records, n_components=budget, **wanted)
+    for method in ("averaging", "softmax"):
+        found[method] = select(records, method=method, control=None)
+    if budget != most:
+        found[f"vanilla, {most}"] = select(records, method="vanilla", n_components=most)
+    return found
+
+
+def p_value(difference: Difference) -> float:
+    """Give the two-sided p-value of Student's paired test.
+
+    Parameters
+    ----------
+    difference
+        Mean, standard error and number of pairs.
+
+    Returns
+    -------
+    float
+        NaN for fewer than two pairs; 1 if nothing varies and nothing differs.
+
+    Examples
+    --------
+    >>> round(p_value(Difference(1.0, 1.0, 2)), 3)
+    0.5
+    """
+    if difference.n < 2:
+        return float("nan")
+    if difference.standard_error == 0:
+        return 0.0 if difference.mean else 1.0
+    t = abs(difference.mean) / difference.standard_error
+    return float(2 * stdtr(difference.n - 1, -t))
+
+
+def _compared(ours: Sequence[Record], theirs: Sequence[Record]) -> dict[str, Any]:
+    difference = paired(ours, theirs, "score", match=())
+    return {**difference._asdict(), "p_value": p_value(difference)}
+
+
+def _plan(
+    tasks: Sequence[str], budgets: Sequence[int], seeds: int, changes: Job
+) -> list[Job]:
+    """Order jobs so that what is done first is of use alone."""
+    rows: list[tuple[str, str | None, int | None]] = []
+    for budget in budgets:
+        rows += [("learned", None, budget)]
+        rows += [(method, control, budget) for method, control in CONTROLS]
+    # These have no particles, or none that count.
+    rows += [("averaging", None, None), ("softmax", None, None)]
+    moved = [
+        ("neighbours", control, budget)
+        for budget in budgets
+        for control in (None, "norm-matched")
+    ]
+    return [
+        {
+            "task": task,
+            "method": method,
+            "constants": "default",
+            "control": control,
+            "n_components": budget,
+            "seed": seed,
+            "trial": seed,
+            "changes": CHANGES.get(task, {}) | changes,
+        }
+        for task in tasks
+        for seed in range(seeds)
+        for method, control, budget in rows + (moved if _has_tags(task) else [])
+    ]
+
+
+def _has_tags(task: str) -> bool:
+    return task in TASKS and TASKS[task].kind == "token"
+
+
+@lru_cache(maxsize=1)
+def load_rows(task: str, data_dir: Path | None) -> tuple[Corpus, Vocabulary]:
+    """Load a task, thinned as `ROWS` says, and its vocabulary, once per process.
+
+    Parameters
+    ----------
+    task
+        A task of `coulomb.text`, for texts or tags, or the made-up one.
+    data_dir
+        The folder of data sets.
+
+    Returns
+    -------
+    tuple
+        The corpus, reported on a split that does not choose the checkpoint, and BERT's
+        vocabulary, or one trained on the training texts.
+    """
+    if task == TOY:
+        return load_corpus(TOY, data_dir)
+    if task not in TASKS:
+        raise unknown_name("task", task, TASKS)
+    # The split that metrics are reported on must not choose the checkpoint.
+    share = 0.1 if TASKS[task].reported_on == "validation" else None
+    corpus = load_task(task, data_dir, validation_share=share)
+    corpus = _thinned(corpus, ROWS.get(task, {}))
+    found = find_vocabulary(data_folder(data_dir))
+    if found is not None:
+        return corpus, read_vocabulary(found)
+    return corpus, train_vocabulary(corpus.split("train").texts, size=8000)
+
+
+def _thinned(corpus: Corpus, rows: Mapping[str, int]) -> Corpus:
+    splits, notes = dict(corpus.splits), corpus.notes
+    for number, (name, count) in enumerate(rows.items()):
+        whole = corpus.split(name)
+        if count < len(whole):
+            generator = make_generator(0, number)
+            order = torch.randperm(len(whole), generator=generator)
+            splits[name] = whole.take(order[:count].tolist())
+            notes += (f"{count} of {len(whole)} rows of {name!r}, drawn at random.",)
+    return replace(corpus, splits=splits, notes=notes)
