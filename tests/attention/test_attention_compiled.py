@@ -27,6 +27,7 @@ SHAPE = {"batch": 3, "heads": 2, "dim": 16, "dim_v": 32, "n_particles": 48}
 def kinds(monkeypatch):
     """Let the loops take everything they know; list what they gave."""
     monkeypatch.setattr(_compiled, "_FEWEST", 0)
+    monkeypatch.setattr(_compiled, "_FEWEST_ON_THREADS", 0)
     monkeypatch.setattr(_compiled, "_FEWEST_DECODED", 0)
     found = []
     forward = _compiled.forward

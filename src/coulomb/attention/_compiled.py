@@ -19,6 +19,9 @@ _SAFE_RANGE = 40.0
 _LONGEST_SQUARE = 96
 # Fewer multiplications than this are not worth importing the loops for.
 _FEWEST = 1 << 23
+# Torch's threads go on spinning for a while after each of its operations, in the way of
+# ours; below this, and with more threads than one, torch's own products are faster.
+_FEWEST_ON_THREADS = 1 << 28
 _FEWEST_DECODED = 1 << 15
 # What one thread does in a second, roughly.
 _PER_SECOND = 4e10
@@ -62,7 +65,7 @@ def kind_of(
         or any(x.stride(-1) != 1 for x in (q, k, v))
         or any(size % 16 for size in (q.shape[3], v.shape[3], positions.shape[1]))
         or min(q.shape[2], k.shape[2]) == 0
-        or (q.numel() + k.numel()) * positions.shape[1] < _FEWEST
+        or (q.numel() + k.numel()) * positions.shape[1] < _fewest(plan.causal)
         or not available()
     ):
         return None
@@ -71,6 +74,11 @@ def kind_of(
     # The loops know squares of one block.
     fits = q.shape[2] == k.shape[2] <= _LONGEST_SQUARE and not plan.causal
     return form if fits else None
+
+
+def _fewest(causal: bool) -> int:
+    alone = causal or torch.get_num_threads() == 1
+    return _FEWEST if alone else _FEWEST_ON_THREADS
 
 
 def _placed(x: Tensor) -> _Placed:
@@ -306,7 +314,7 @@ def warm_up() -> None:
 
     particles = Particles(torch.zeros(4, 128, 64))
     for causal in (False, True):
-        x = torch.zeros(1, 4, 512, 64, requires_grad=True)
+        x = torch.zeros(1, 4, 2048, 64, requires_grad=True)
         out = kernel_attention(x, x, x, particles, "favor", causal=causal)
         torch.autograd.grad(out.sum(), x)
     x = torch.zeros(1, 4, 64)
