@@ -265,3 +265,24 @@ def test_a_decoded_token_can_be_differentiated(kinds):
     with torch.no_grad():
         other, _ = decode_step(state, q, k, v, case.particles, "favor")
     torch.testing.assert_close(other, out)
+
+
+def test_short_inputs_are_left_to_torch_when_it_has_threads(monkeypatch):
+    """At 128 tokens of the usual size; causal ones are not, nor long ones."""
+    chosen = []
+    kind_of = _compiled.kind_of
+
+    def spy(*args):
+        chosen.append(kind_of(*args))
+        return chosen[-1]
+
+    monkeypatch.setattr(_compiled, "kind_of", spy)
+    particles = Particles(torch.zeros(8, 256, 64))
+    for threads in (1, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
+        for length, causal in ((128, False), (128, True), (1024, False)):
+            x = torch.zeros(1, 8, length, 64)
+            kernel_attention(x, x, x, particles, "favor", causal=causal)
+    alone, together = chosen[:3], chosen[3:]
+    assert alone == ["linear", "causal", "linear"]
+    assert together == [None, "causal", "linear"]

@@ -29,7 +29,7 @@ from coulomb.text import (
 )
 from coulomb.text._setup import set_up
 from coulomb.text._stores import FolderStore
-from coulomb.text.phases import _problem
+from coulomb.text.phases import alignment_problem
 from coulomb.text.runs import read_tensors
 
 QUICK = {"n_twins": 3, "n_shuffles": 120}
@@ -72,7 +72,7 @@ def snapshot(folder):
 def aligned(corpus, settings, vocabulary):
     """Phase A on the spot, where it begins with what was drawn."""
     setup = set_up(corpus, settings, vocabulary)
-    batches, chosen, options = _problem(setup)
+    batches, chosen, options = alignment_problem(setup)
     return align(setup.model, batches, settings=chosen, progress=False, **options)
 
 

@@ -20,7 +20,7 @@ from coulomb.dynamics.stopping import StopReason
 from coulomb.text._setup import Setup, set_up
 from coulomb.text._starts import take_start
 from coulomb.text.corpora import Corpus
-from coulomb.text.phases import _problem as alignment_problem
+from coulomb.text.phases import alignment_problem
 from coulomb.text.running import load_data
 from coulomb.text.runs import (
     CONFIG,

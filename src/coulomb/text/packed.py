@@ -119,9 +119,7 @@ class PackedHeads:
         Tensor
             What the last heads give.
         """
-        named = {f"model.{name}": value for name, value in parameters.items()}
-        seen: Tensor = functional_call(_Watched(model, self), named, batch.arguments)
-        return seen
+        return call_around(_Watched(model, self), parameters, batch)
 
     def see(self, heads: Tensor, layout: Layout) -> Tensor:
         """Pool what heads give.
@@ -145,6 +143,28 @@ class PackedHeads:
         sums = heads.new_zeros(layout.count, heads.shape[1])
         counts = layout.cu_seqlens.diff().clamp_min(1).to(heads).unsqueeze(1)
         return sums.index_add(0, layout.owners, heads) / counts
+
+
+def call_around(around: nn.Module, parameters: dict[str, Tensor], batch: Any) -> Tensor:
+    """Call a module that holds an encoder as `model`, with other parameters of it.
+
+    Parameters
+    ----------
+    around
+        The module.
+    parameters
+        Of the encoder, by name, in place of its own.
+    batch
+        Its arguments go to the module.
+
+    Returns
+    -------
+    Tensor
+        What the module gives.
+    """
+    named = {f"model.{name}": value for name, value in parameters.items()}
+    given: Tensor = functional_call(around, named, batch.arguments)
+    return given
 
 
 class _Watched(nn.Module):

@@ -5,13 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from coulomb.attention.encoder import KernelEncoder
 from coulomb.attention.layers import AbstractAttention
 from coulomb.text._packed_layout import make_layout
 from coulomb.text.batches import TokenBatch
-from coulomb.text.packed import _layers, _parts
+from coulomb.text.packed import _layers, _parts, call_around
 
 __all__ = ["PackedWeights"]
 
@@ -53,9 +52,7 @@ class PackedWeights:
         Tensor
             Shape `(sequences, longest, layers * heads * longest)`.
         """
-        named = {f"model.{name}": value for name, value in parameters.items()}
-        shown: Tensor = functional_call(_Shown(model), named, batch.arguments)
-        return shown
+        return call_around(_Shown(model), parameters, batch)
 
 
 class _Shown(nn.Module):

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from coulomb._support.errors import ParameterError
 from coulomb._support.streams import make_generator
@@ -28,7 +27,7 @@ from coulomb.features import Particles
 from coulomb.interactions import Riesz
 from coulomb.text._setup import ALIGN, BATCHES, Setup
 from coulomb.text.batches import IGNORED, TokenBatch
-from coulomb.text.packed import PackedHeads, packed_logits
+from coulomb.text.packed import PackedHeads, call_around, packed_logits
 from coulomb.text.packed_weights import PackedWeights
 from coulomb.text.settings import TextSettings
 from coulomb.text.tokens import TokenRows
@@ -193,9 +192,7 @@ def packed_view(settings: TextSettings, kind: str) -> Evaluate:
 
 
 def _logits(model: nn.Module, parameters: dict[str, Tensor], batch: Any) -> Tensor:
-    named = {f"model.{name}": value for name, value in parameters.items()}
-    logits: Tensor = functional_call(_Whole(model), named, batch.arguments)
-    return logits
+    return call_around(_Whole(model), parameters, batch)
 
 
 class _Whole(nn.Module):
@@ -298,7 +295,21 @@ def _length(settings: TextSettings, n_batches: int) -> int:
     return round(settings.align_epochs * n_batches)
 
 
-def _problem(setup: Setup) -> tuple[list[Batch], AlignmentSettings, dict[str, Any]]:
+def alignment_problem(
+    setup: Setup,
+) -> tuple[list[Batch], AlignmentSettings, dict[str, Any]]:
+    """Put together what Phase A of a run is asked.
+
+    Parameters
+    ----------
+    setup
+        The model and its data.
+
+    Returns
+    -------
+    tuple
+        Batches, settings, and the `evaluate` and `seed` of `align`.
+    """
     settings = setup.settings
     batches = alignment_batches(setup.rows["train"], settings.batch_size, settings.seed)
     chosen = alignment_settings(settings, setup.corpus.kind)
@@ -317,7 +328,7 @@ def _problem(setup: Setup) -> tuple[list[Batch], AlignmentSettings, dict[str, An
 def _aligned(
     setup: Setup, file: Path | None, report: Report, save_every: int
 ) -> AlignmentResult:
-    batches, chosen, options = _problem(setup)
+    batches, chosen, options = alignment_problem(setup)
     windows = window_start(setup) if setup.settings.align_start == "windows" else None
     starts = None
     if windows is not None and not (file is not None and file.is_file()):
@@ -371,7 +382,7 @@ def _positions(setup: Setup) -> Tensor:
 
 
 def _still(setup: Setup) -> Problem:
-    batches, chosen, options = _problem(setup)
+    batches, chosen, options = alignment_problem(setup)
     return set_up_alignment(setup.model, batches, chosen, **options)
 
 
