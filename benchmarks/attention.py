@@ -17,15 +17,20 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from coulomb.attention import decode_step, kernel_attention, prefill
+from coulomb.attention import (
+    AttentionState,
+    decode_step,
+    kernel_attention,
+    prefill,
+)
 from coulomb.features import Particles
 
 HEADS, DIM, FEATURES = 8, 64, 256
@@ -34,12 +39,14 @@ MEMORY_LENGTHS = (4096, 8192, 16384)
 OURS = ("ours favor", "ours softmaxfeat")
 PEERS = ("performer", "plain", "compiled")
 CHUNK = 128
+TOKENS = 16
 
 PARTICLES = Particles(
     torch.randn(HEADS, FEATURES, DIM, generator=torch.Generator().manual_seed(0))
 )
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+Key = TypeVar("Key", bound=Hashable)
 
 
 def plain_features(x: Tensor, *, query: bool) -> Tensor:
@@ -127,7 +134,7 @@ def timed(call: Callable[[], None]) -> float:
     return clock() - start
 
 
-def race(calls: dict[str, Callable[[], None]], seconds: float) -> dict[str, float]:
+def race(calls: dict[Key, Callable[[], None]], seconds: float) -> dict[Key, float]:
     """Run all in turns until the time is up; the best time of each, in seconds."""
     best = {name: timed(call) for name, call in calls.items()}
     start = time.perf_counter()
@@ -242,28 +249,49 @@ def memory(args: argparse.Namespace) -> list[dict[str, object]]:
 
 
 def decode(args: argparse.Namespace) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
-    for length in (128, max(args.lengths)):
+    """Time tokens after short and after long contexts, all in turn.
+
+    The first token of `TOKENS` finds its state outside of the caches, as the layers of
+    a large model do; it is also timed alone ("first").
+    """
+    calls: dict[tuple[int, str], Callable[[], None]] = {}
+    swept = torch.zeros(1 << 24)  # 64 MB: more than the caches hold
+    contexts = (128, max(args.lengths))
+    for length in contexts:
         q, k, v = inputs(1, length, grad=False)
-        token = [x[:, :, -1] for x in (q, k, v)]
-        calls: dict[str, Callable[[], None]] = {}
+        token = [x[:, :, -1].contiguous() for x in (q, k, v)]
         for name in ("favor", "softmaxfeat"):
             state = prefill(k, v, PARTICLES, name)
-            calls[f"ours {name}"] = functools.partial(
-                decode_step, state, *token, PARTICLES, name
-            )
-        calls["sdpa"] = functools.partial(
+            for count, label in ((TOKENS, ""), (1, " first")):
+                calls[length, f"sweep {name}{label}"] = lambda: swept.add_(1)
+                calls[length, f"ours {name}{label}"] = functools.partial(
+                    decode_tokens, state, token, name, count
+                )
+        calls[length, "sdpa"] = functools.partial(
             functional.scaled_dot_product_attention, q[:, :, -1:], k, v
         )
-        with torch.no_grad():
-            best = race(calls, args.seconds)
-        row = {"context": length, "ms": {name: 1e3 * s for name, s in best.items()}}
-        rows.append(row)
-        cells = ", ".join(f"{name} {1e3 * s:.3f}" for name, s in best.items())
+    with torch.no_grad():
+        best = race(calls, 4 * args.seconds)
+    rows: list[dict[str, object]] = []
+    for length in contexts:
+        times = {
+            name: 1e3 * s / (TOKENS if name in OURS else 1)
+            for (context, name), s in best.items()
+            if context == length and "sweep" not in name
+        }
+        rows.append({"context": length, "ms": times})
+        cells = ", ".join(f"{name} {ms:.3f}" for name, ms in times.items())
         print(
             f"decode, ms per token and layer, context {length:6}: {cells}", flush=True
         )
     return rows
+
+
+def decode_tokens(
+    state: AttentionState, token: list[Tensor], name: str, count: int
+) -> None:
+    for _ in range(count):
+        _, state = decode_step(state, *token, PARTICLES, name)
 
 
 def crossover(rows: list[dict[str, object]], name: str) -> float:
@@ -361,6 +389,15 @@ def markdown(record: dict[str, Any]) -> str:
                 for peer in peers
             ]
             lines.append(f"| {row['length']} | " + " | ".join(cells) + " |")
+    lines += ["", "## Decoding, ms per token and layer", ""]
+    lines += [f"Mean of {TOKENS} tokens in a row; the first of them, whose state was"]
+    lines += ["not in the caches, also by itself.", ""]
+    names = list(record["decode"][0]["ms"])
+    lines += ["| context | " + " | ".join(names) + " |"]
+    lines += ["| --- |" + " --- |" * len(names)]
+    for row in record["decode"]:
+        cells = [f"{row['ms'][name]:.3f}" for name in names]
+        lines.append(f"| {row['context']} | " + " | ".join(cells) + " |")
     lines += ["", "## Targets", "", "| target | value | bound | |"]
     lines += ["| --- | --- | --- | --- |"]
     for each in record["targets"]:

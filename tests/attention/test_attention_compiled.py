@@ -27,7 +27,6 @@ SHAPE = {"batch": 3, "heads": 2, "dim": 16, "dim_v": 32, "n_particles": 48}
 def kinds(monkeypatch):
     """Let the loops take everything they know; list what they gave."""
     monkeypatch.setattr(_compiled, "_FEWEST", 0)
-    monkeypatch.setattr(_compiled, "_FEWEST_ON_THREADS", 0)
     monkeypatch.setattr(_compiled, "_FEWEST_DECODED", 0)
     found = []
     forward = _compiled.forward
@@ -108,19 +107,61 @@ def test_temperature(kinds):
     assert kinds == ["linear", "causal"]
 
 
-@pytest.mark.parametrize(
+EVERY_KIND = pytest.mark.parametrize(
     "kind, n", [("linear", 130), ("causal", 130), ("quadratic", 9)]
 )
+
+
+@EVERY_KIND
 @pytest.mark.parametrize("name", NAMES)
-def test_large_exponents_are_left_to_torch(name, kind, n, kinds, monkeypatch):
+def test_large_keys_are_left_to_torch(name, kind, n, kinds, monkeypatch):
     case = single(name, n=n)
-    case = case._replace(q=6 * case.q, k=6 * case.k)
+    case = case._replace(k=12 * case.k)
     run = attend(name, causal=kind == "causal")
     ours = gradients(run, case)
     assert kinds == [None]
     monkeypatch.setenv("COULOMB_NUMBA", "0")
     for a, b in zip(ours, gradients(run, case), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@EVERY_KIND
+@pytest.mark.parametrize("name", NAMES)
+def test_queries_may_be_large(name, kind, n, kept, kinds, monkeypatch):
+    """Exponents far above those of keys: their largest cancels."""
+    monkeypatch.setattr("coulomb.attention.ops._KEPT_BYTES", kept << 40)
+    case = single(name, n=n)
+    case = case._replace(q=12 * case.q, k=case.k / 2)
+    options = {"causal": kind == "causal"}
+    ours = gradients(attend(name, **options), case)
+    assert kinds == [kind]
+    assert_close(ours, twin(name, case, **options))
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("where", ["q", "k", "v", "particles"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_not_finite_is_not_hidden(name, value, where, kind, n, kinds):
+    """Just as without the loops; elsewhere nothing changes."""
+    case = single(name, n=n)
+    wrong = {x: getattr(case, x).clone() for x in "qkv"}
+    wrong["particles"] = case.particles.positions.clone()
+    wrong[where][..., 5, 3] = value
+    out = attend(name, causal=kind == "causal")(
+        *(wrong[x] for x in "qkv"), Particles(wrong["particles"])
+    )
+    expected = attend(name, causal=kind == "causal")(*case)
+    seen = ~out.isfinite().all(dim=-1)  # (batch, heads, n)
+    assert seen[..., 5].all()
+    if where == "q":
+        rest = [r for r in range(n) if r != 5]
+        torch.testing.assert_close(
+            out[..., rest, :], expected[..., rest, :], rtol=1e-4, atol=1e-5
+        )
+    else:
+        assert seen[..., 5:].all()
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -265,24 +306,3 @@ def test_a_decoded_token_can_be_differentiated(kinds):
     with torch.no_grad():
         other, _ = decode_step(state, q, k, v, case.particles, "favor")
     torch.testing.assert_close(other, out)
-
-
-def test_short_inputs_are_left_to_torch_when_it_has_threads(monkeypatch):
-    """At 128 tokens of the usual size; causal ones are not, nor long ones."""
-    chosen = []
-    kind_of = _compiled.kind_of
-
-    def spy(*args):
-        chosen.append(kind_of(*args))
-        return chosen[-1]
-
-    monkeypatch.setattr(_compiled, "kind_of", spy)
-    particles = Particles(torch.zeros(8, 256, 64))
-    for threads in (1, 2):
-        monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
-        for length, causal in ((128, False), (128, True), (1024, False)):
-            x = torch.zeros(1, 8, length, 64)
-            kernel_attention(x, x, x, particles, "favor", causal=causal)
-    alone, together = chosen[:3], chosen[3:]
-    assert alone == ["linear", "causal", "linear"]
-    assert together == [None, "causal", "linear"]

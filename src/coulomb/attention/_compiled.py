@@ -10,21 +10,19 @@ from coulomb.attention._plain import must_be_plain
 from coulomb.attention._slabs import Plan, SlabGradients
 from coulomb.features import AbstractFeatureMap, Favor, SoftmaxFeatures
 from coulomb.kernels import available
-from coulomb.kernels.threads import over_ranges, useful_threads
+from coulomb.kernels.torch_threads import over_torch_threads, threads_for
 
-# Exponents of queries and keys that sum to less than this give products of features,
-# and gradients, far from the ends of float32.
-_SAFE_RANGE = 40.0
+# Exponents of keys smaller than this give sums, and gradients, far from the ends of
+# float32; what is lost of a query, exp(-87) of its largest feature, is then nothing.
+_SAFE_RANGE = 32.0
 # The longest sequence whose products are formed in one block.
 _LONGEST_SQUARE = 96
 # Fewer multiplications than this are not worth importing the loops for.
 _FEWEST = 1 << 23
-# Torch's threads go on spinning for a while after each of its operations, in the way of
-# ours; below this, and with more threads than one, torch's own products are faster.
-_FEWEST_ON_THREADS = 1 << 28
 _FEWEST_DECODED = 1 << 15
 # What one thread does in a second, roughly.
 _PER_SECOND = 4e10
+_DECODED_PER_SECOND = 2.5e9
 
 _Placed = tuple[np.ndarray[Any, Any], tuple[int, ...]]
 
@@ -65,7 +63,7 @@ def kind_of(
         or any(x.stride(-1) != 1 for x in (q, k, v))
         or any(size % 16 for size in (q.shape[3], v.shape[3], positions.shape[1]))
         or min(q.shape[2], k.shape[2]) == 0
-        or (q.numel() + k.numel()) * positions.shape[1] < _fewest(plan.causal)
+        or (q.numel() + k.numel()) * positions.shape[1] < _FEWEST
         or not available()
     ):
         return None
@@ -74,11 +72,6 @@ def kind_of(
     # The loops know squares of one block.
     fits = q.shape[2] == k.shape[2] <= _LONGEST_SQUARE and not plan.causal
     return form if fits else None
-
-
-def _fewest(causal: bool) -> int:
-    alone = causal or torch.get_num_threads() == 1
-    return _FEWEST if alone else _FEWEST_ON_THREADS
 
 
 def _placed(x: Tensor) -> _Placed:
@@ -122,7 +115,7 @@ def _problem(
 def _threads(units: int, problem: _Problem, products: int) -> int:
     _, n, m, dim, dim_v, features = problem.shape
     work = problem.groups * (n + m) * features * (dim + dim_v) * products
-    return useful_threads(torch.get_num_threads(), units, work / _PER_SECOND)
+    return threads_for(units, work / _PER_SECOND)
 
 
 def _loops(kind: str) -> Any:
@@ -182,7 +175,7 @@ def forward(
         limit = np.float32(_SAFE_RANGE)
         exact.append(loops.attend(*problem, kept, target, limit, first, end))
 
-    over_ranges(work, groups, _threads(groups, problem, 1))
+    over_torch_threads(work, groups, _threads(groups, problem, 1))
     return Kept(kind, kept) if all(exact) else None
 
 
@@ -231,7 +224,7 @@ def backward(
         loops.attend_back(*problem, kept.arrays, outputs, targets, *span)
 
     units = problem.groups // step
-    over_ranges(work, units, _threads(units, problem, 2))
+    over_torch_threads(work, units, _threads(units, problem, 2))
 
 
 def decodes(feature_map: AbstractFeatureMap | None, *tensors: Tensor) -> bool:
@@ -294,7 +287,12 @@ def decode(
     after = np.empty(state[0].shape, np.float32), np.empty(state[1].shape, np.float32)
     out = np.empty(token[2].shape, np.float32)
     arrays = _array(token[0]), _array(token[1]), _array(token[2])
-    loops.decode(about, particles, arrays, before, after, out)
+
+    def work(first: int, end: int) -> None:
+        loops.decode(about, particles, arrays, before, after, out, first, end)
+
+    groups, seconds = out.shape[0] * out.shape[1], before[0].size / _DECODED_PER_SECOND
+    over_torch_threads(work, groups, threads_for(groups, seconds))
     sums, shift = after
     return torch.from_numpy(out), (torch.from_numpy(sums), torch.from_numpy(shift))
 

@@ -17,12 +17,13 @@ from coulomb.kernels._attention_rows import (
     BLOCK,
     WIDE,
     add_features,
+    all_finite,
     clear,
-    exp_row,
     finish_keys,
     grad_rows,
     half_squares,
     key_features,
+    key_row,
     key_slopes,
     living,
     living_rows,
@@ -30,6 +31,7 @@ from coulomb.kernels._attention_rows import (
     mix_before,
     project,
     pull_rows,
+    query_row,
     row_stride,
     start,
     triangle,
@@ -95,7 +97,7 @@ def _attend_block(
 def _attend_group(
     about: Any, inputs: Any, shape: Any, group: Any, out: Any, work: Any, kept: Any
 ) -> Any:
-    """Attend in one group; give the sum of the largest exponents."""
+    """Attend in one group; give the largest exponent of keys, and if all was finite."""
     favor, square = about
     q, k, v, _, mask = inputs
     batch, length, _, dim, dim_v, n = shape
@@ -103,7 +105,7 @@ def _attend_group(
     kept_q, kept_k, inverses, weights, states = kept
     q0, k0, v0 = start(q, group, batch), start(k, group, batch), start(v, group, batch)
     o0, stride = start(out, group, batch), row_stride(n)
-    high, low, spread, size = _ZERO, _ZERO, _ZERO, n * (dim_v + 1)
+    high, spread, size, finite = _ZERO, _ZERO, n * (dim_v + 1), True
     if favor:
         least, most = half_squares(k, mask, group, batch, length, dim, weights)
         spread = max(most - least, _ZERO)
@@ -120,8 +122,8 @@ def _attend_group(
         project(q, q0 + r0 * q[1][2], rows, dim, turned, e_q, eq0, n)
         own, part = inverses[r0 : r0 + rows], weights[r0 : r0 + rows]
         for r in range(rows):
-            largest, own[r] = exp_row(e_q, eq0 + r * stride, n, z)
-            low = max(low, largest)
+            good, own[r] = query_row(e_q, eq0 + r * stride, n, z)
+            finite &= good
         living(mask, group, batch, r0, rows, length, alive)
         project(k, k0 + r0 * k[1][2], rows, dim, turned, e_k, ek0, n)
         largest = key_features(favor, e_k, ek0, n, rows, part, alive, z)
@@ -130,7 +132,7 @@ def _attend_group(
         target = (own, part, sums, out[0], o0 + r0 * out[1][2], out[1][2])
         spot, place = (square, r0 == 0, r0 + rows == length), v0 + r0 * v[1][2]
         _attend_block(spot, v, place, rows, dim_v, n, features, small, target)
-    return high + low + spread
+    return high + spread, finite
 
 
 @_helper(_SUMS)
@@ -173,6 +175,8 @@ def attend(  # numpydoc ignore=PR01
     for group in range(first, end):
         if group == first or group % batch == 0:
             turn(inputs[3], group // batch * n * dim, dim, n, dim, scale, turned)
+            if not all_finite(turned):
+                return False
         own = (
             _part(e_q, group, length * stride),
             _part(e_k, group, length * stride),
@@ -181,7 +185,8 @@ def attend(  # numpydoc ignore=PR01
             _part(states, group, later * n * (dim_v + 1)),
         )
         kind = (favor, about[2])
-        if not _attend_group(kind, inputs, shape, group, out, work, own) < limit:
+        top, finite = _attend_group(kind, inputs, shape, group, out, work, own)
+        if not (finite and top < limit):
             return False
     return True
 
@@ -347,9 +352,9 @@ def _span_features(
     project(q, q0, rows, dim, turned, e_q, 0, n)
     project(k, k0, rows, dim, turned, e_k, 0, n)
     for r in range(rows):
-        exp_row(e_q, r * stride, n, ones)
+        query_row(e_q, r * stride, n, ones)
         if own[span[0] + r] > _ZERO:
-            exp_row(e_k, r * stride, n, ones)
+            key_row(e_k, r * stride, n)
         else:
             e_k[r * stride :][:n] = _ZERO
 

@@ -77,9 +77,16 @@ def _step(old: Any, factors: Any, phi_q: Any, phi_k: Any, value: Any, new: Any) 
 
 @_entry(_SUMS)
 def decode(  # numpydoc ignore=PR01
-    about: Any, positions: Any, token: Any, state: Any, after: Any, out: Any
+    about: Any,
+    positions: Any,
+    token: Any,
+    state: Any,
+    after: Any,
+    out: Any,
+    first: Any,
+    end: Any,
 ) -> None:
-    """Add one token to every group's state and attend to all tokens so far.
+    """Add one token to the states from `first` to `end`; attend to all tokens so far.
 
     `about` is whether the map is favor and the factor of the particles; `token` holds
     q, k and v, `state` and `after` sums and shifts.
@@ -89,9 +96,9 @@ def decode(  # numpydoc ignore=PR01
     sums, shift = state
     new_sums, new_shift = after
     particles, n, _ = positions.shape
-    batch, heads, dim_v = v.shape
+    _, heads, dim_v = v.shape
     a_q, a_k, factors = np.empty(n, _f), np.empty(n, _f), np.ones(n, _f)
-    for group in range(batch * heads):
+    for group in range(first, end):
         b, h = group // heads, group % heads
         key = k[b, h]
         _project(positions, h % particles, scale, q[b, h], key, a_q, a_k)

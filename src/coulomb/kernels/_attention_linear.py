@@ -9,16 +9,18 @@ import numpy as np
 
 from coulomb.kernels._attention_rows import (
     BLOCK,
-    exp_row,
+    all_finite,
     finish_keys,
     grad_rows,
     half_squares,
     key_features,
+    key_row,
     key_slopes,
     living,
     living_rows,
     project,
     pull_rows,
+    query_row,
     row_stride,
     start,
     turn_panels,
@@ -66,23 +68,19 @@ def _sum_keys(
 def _apply_queries(
     q: Any, out: Any, shape: Any, group: Any, work: Any, kept: Any
 ) -> Any:
-    """Apply the sums to the queries of a group; give the largest exponent."""
+    """Apply the sums to the queries of a group; give whether all was finite."""
     batch, length, _, dim, dim_v, n = shape
     turned, scratch = work
     features, inverses, sums, z = kept
-    q0, o0, top, stride = (
-        start(q, group, batch),
-        start(out, group, batch),
-        _ZERO,
-        row_stride(n),
-    )
+    q0, o0 = start(q, group, batch), start(out, group, batch)
+    stride, finite = row_stride(n), True
     for r0 in range(0, length, BLOCK):
         rows = min(BLOCK, length - r0)
         e, e0 = (features, r0 * stride) if features.shape[0] else (scratch, 0)
         project(q, q0 + r0 * q[1][2], rows, dim, turned, e, e0, n)
         for r in range(rows):
-            largest, total = exp_row(e, e0 + r * stride, n, z)
-            top = max(top, largest)
+            good, total = query_row(e, e0 + r * stride, n, z)
+            finite &= good
             # A query that no key answers gets zero.
             inverses[r0 + r] = _ONE / total if total > _ZERO else _ZERO
         right = (0, n * PANEL, PANEL, dim_v // PANEL)
@@ -94,7 +92,7 @@ def _apply_queries(
             row = out[0][place : place + dim_v]
             for c in range(dim_v):
                 row[c] *= inverse
-    return top
+    return finite
 
 
 @_entry(_SUMS)
@@ -127,6 +125,8 @@ def attend(  # numpydoc ignore=PR01
     for group in range(first, end):
         if group == first or group % batch == 0:
             turn(positions, group // batch * n * dim, dim, n, dim, scale, turned)
+            if not all_finite(turned):
+                return False
         total, part = z[group * n : (group + 1) * n], sums[group * size :][:size]
         total[:], part[:] = _ZERO, _ZERO
         own = weights[group * m : (group + 1) * m]
@@ -141,10 +141,8 @@ def attend(  # numpydoc ignore=PR01
         kept_q = (
             e_q[group * length * stride :][: length * stride] if e_q.shape[0] else e_q
         )
-        low = _apply_queries(
-            q, out, shape, group, (turned, scratch), (kept_q, own, part, total)
-        )
-        if not high + spread + low < limit:
+        held = (kept_q, own, part, total)
+        if not _apply_queries(q, out, shape, group, (turned, scratch), held):
             return False
     return True
 
@@ -178,7 +176,7 @@ def _pull_queries(
             e, e0 = scratch, 0
             project(q, place, rows, dim, turned, e, e0, n)
             for r in range(rows):
-                exp_row(e, r * stride, n, ones)
+                query_row(e, r * stride, n, ones)
         begin = (o0 + r0 * out[1][2], g0 + r0 * grad[1][2])
         part = inverses[r0 : r0 + rows]
         grad_rows(out, grad, begin, part, rows, dim_v, small)
@@ -224,7 +222,6 @@ def _pull_keys(
     k0, v0 = start(k, group, batch), start(v, group, batch)
     gk0, gv0 = start(grad_k, group, batch), start(grad_v, group, batch)
     turn_panels(grad_sums, n, dim_v, turned_sums)
-    ones = np.ones(n, _f)
     for r0 in range(0, m, BLOCK):
         rows = min(BLOCK, m - r0)
         own = weights[r0 : r0 + rows]
@@ -240,7 +237,7 @@ def _pull_keys(
             project(k, place, rows, dim, turned, e, e0, n)
             for r in range(rows):
                 if own[r] > _ZERO:
-                    exp_row(e, r * stride, n, ones)
+                    key_row(e, r * stride, n)
         living_rows(v, v0 + r0 * v[1][2], own, rows, dim_v, values)
         living_rows(k, place, own, rows, dim, keys)
         for r in range(rows):

@@ -5,8 +5,10 @@ With `e = exp(w.x)` of queries and keys and a weight `c_j` of each key,
 weight is `exp(-|k|^2 / 2)` up to a factor, or one over the sum of the features, or zero
 where a mask removes the key.
 
-No exponent is shifted. The passes forwards look at the largest exponents; whoever calls
-throws the result away if they leave the range in which nothing is lost.
+The exponents of a query are shifted by their largest, which cancels; those of keys are
+not. The passes forwards look at the largest exponents of keys; whoever calls throws the
+result away if they leave the range in which nothing is lost, or if anything is not
+finite.
 
 Inputs are flat arrays with the distances of their sequences, heads and rows. A *group*
 is a head of a sequence; the sequences of a head follow one another. The sums S are kept
@@ -24,7 +26,7 @@ from coulomb.kernels._attention_tiles import PANEL, multiply
 from coulomb.kernels._loops import _SUMS, _exp, _helper
 
 _f = np.float32
-_ZERO, _ONE, _HALF = _f(0), _f(1), _f(0.5)
+_ZERO, _ONE, _HALF, _HUGE = _f(0), _f(1), _f(0.5), _f(1e30)
 
 # Rows of a block: its features and one copy of them stay in the second cache.
 BLOCK = 96
@@ -51,20 +53,56 @@ def _alive(mask: Any, group: Any, batch: Any, j: Any, m: Any) -> Any:
     return mask.shape[0] == 0 or mask[(group % batch) * m + j]
 
 
-# Without the promise that there is no nan, a maximum is taken one by one. With a nan in
-# the row it is wrong, and so is everything else.
+# Without the promise that there is no nan, a maximum is taken one by one. A nan in an
+# input is in all exponents of its row: whoever wants to know looks at the first.
 @_helper(_SUMS | {"nnan"})
-def exp_row(  # numpydoc ignore=PR01
+def _largest(row: Any) -> Any:
+    top = row[0]
+    for c in range(row.shape[0]):
+        top = max(top, row[c])
+    return top
+
+
+@_helper(_SUMS | {"nnan"})
+def _largest_size(row: Any) -> Any:
+    top = _ZERO
+    for c in range(row.shape[0]):
+        top = max(top, abs(row[c]))
+    return top
+
+
+@_helper(_SUMS)
+def query_row(  # numpydoc ignore=PR01
     e: Any, e0: Any, n: Any, z: Any
 ) -> Any:
-    """Take exponentials; give the largest exponent and the product with z."""
-    row, top, total = e[e0 : e0 + n], _ZERO, _ZERO
+    """Take exponentials over the largest; give if all is finite, and row . z."""
+    row, total = e[e0 : e0 + n], _ZERO
+    top = _largest(row)
+    finite = abs(row[0]) < _HUGE and top < _HUGE
     for c in range(n):
-        top = max(top, abs(row[c]))
+        row[c] = _exp(row[c] - top)
+        total += row[c] * z[c]
+    return finite, total
+
+
+@_helper(_SUMS)
+def key_row(e: Any, e0: Any, n: Any) -> Any:  # numpydoc ignore=PR01
+    """Take exponentials; give the size of the largest exponent, and their sum."""
+    row, total = e[e0 : e0 + n], _ZERO
+    top = _largest_size(row) if abs(row[0]) < _HUGE else _f(np.inf)
     for c in range(n):
         row[c] = _exp(row[c])
-        total += row[c] * z[c]
+        total += row[c]
     return top, total
+
+
+@_helper(_SUMS)
+def all_finite(x: Any) -> Any:  # numpydoc ignore=PR01
+    """Say whether there is no nan and no infinity."""
+    total = _ZERO
+    for c in range(x.shape[0]):
+        total += x[c] * _ZERO
+    return total == _ZERO
 
 
 @_helper(_SUMS)
@@ -121,14 +159,14 @@ def key_features(  # numpydoc ignore=PR01
     favor: Any, e: Any, e0: Any, n: Any, rows: Any, weights: Any, alive: Any, z: Any
 ) -> Any:
     """Turn exponents of keys into features; add to z; give the largest exponent."""
-    top, ones, stride = _ZERO, np.ones(n, _f), row_stride(n)
+    top, stride = _ZERO, row_stride(n)
     for r in range(rows):
         place = e0 + r * stride
         if not alive[r]:
             e[place : place + n] = _ZERO
             weights[r] = _ZERO
             continue
-        largest, total = exp_row(e, place, n, ones)
+        largest, total = key_row(e, place, n)
         top = max(top, largest)
         if not favor:
             weights[r] = _ONE / total

@@ -38,7 +38,9 @@ def _pool(workers: int) -> ThreadPoolExecutor:
         return _pools[workers]
 
 
-def useful_threads(threads: int, n: int, seconds: float) -> int:
+def useful_threads(
+    threads: int, n: int, seconds: float, *, worth: float = _WORTH_A_THREAD
+) -> int:
     """Give the number of threads that pays for itself.
 
     Parameters
@@ -49,6 +51,8 @@ def useful_threads(threads: int, n: int, seconds: float) -> int:
         How many particles there are to split.
     seconds
         A rough guess of the time one thread would take.
+    worth
+        Seconds of work from which on one more thread pays.
 
     Returns
     -------
@@ -60,7 +64,7 @@ def useful_threads(threads: int, n: int, seconds: float) -> int:
     >>> useful_threads(2, 300, 1e-5), useful_threads(2, 300, 1e-2)
     (1, 2)
     """
-    return max(1, min(threads, n, int(seconds / _WORTH_A_THREAD) + 1))
+    return max(1, min(threads, n, int(seconds / worth) + 1))
 
 
 def split(n: int, parts: int) -> list[tuple[int, int]]:
