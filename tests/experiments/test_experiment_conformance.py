@@ -9,6 +9,9 @@ from coulomb.experiments import Settings, experiments, load_records
 from coulomb.experiments.base import PRESETS
 from coulomb.experiments.records import FILE, job_key
 from coulomb.experiments.runner import run_experiment, run_job
+from coulomb.experiments.text import text_constants
+from coulomb.text.settings import PRESETS as PRESETS_OF_TEXT
+from coulomb.text.settings import preset
 
 NAMES = sorted(experiments)
 SYNTHETIC = ("noise", "strength", "budget", "runtime")
@@ -52,8 +55,9 @@ def test_smoke_runs_and_goes_on(name, out):
     assert (out / name / FILE).read_bytes() == before
 
     records = load_records(out / name)
+    experiment = experiments.build(name)
     assert {record.key for record in records} == {
-        job_key(name, job) for job in experiments.build(name).plan(SMOKE)
+        job_key(name, job, experiment.constants(job)) for job in experiment.plan(SMOKE)
     }
     assert all(record.metrics and record.environment["torch"] for record in records)
     for file in experiments.build(name).extras(SMOKE):
@@ -89,3 +93,16 @@ def test_rows_of_the_papers_text_tables():
     assert len(kernel) == 7
     assert len([method for method, control in rows if control is None]) == 18 + 3
     assert {job["task"] for job in jobs} == {"sst2"}
+
+
+def test_records_of_other_constants_are_not_taken(tmp_path, monkeypatch):
+    """A changed preset changes what a row of text stands for."""
+    only = Settings("smoke", only={"method": ("softmax",), "constants": ("default",)})
+    assert run_experiment("text", tmp_path, only).done == 1
+    assert run_experiment("text", tmp_path, only).done == 0
+    changed = {**PRESETS_OF_TEXT, "default": preset("default", {"lr": 1e-3})}
+    monkeypatch.setattr("coulomb.text.settings.PRESETS", changed)
+    assert run_experiment("text", tmp_path, only).done == 1
+    (record,) = load_records(tmp_path / "text")  # the later one counts
+    expected = job_key("text", record.job, text_constants(record.job))
+    assert record.key == expected

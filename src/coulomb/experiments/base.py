@@ -132,6 +132,22 @@ class AbstractExperiment(ABC):
             One for each row and split; the metrics depend on the job alone.
         """
 
+    def constants(self, job: Job) -> Mapping[str, Any]:
+        """Write out the constants that a job names, where they may change with us.
+
+        Parameters
+        ----------
+        job
+            One of the plan.
+
+        Returns
+        -------
+        mapping
+            Plain data. They are part of the job's key: records that were made with
+            other constants are not taken for this job's.
+        """
+        return {}
+
     def extras(self, settings: Settings) -> dict[str, Callable[[], Any]]:
         """Name further files beside the records; most experiments have none.
 

@@ -1,6 +1,7 @@
 """Accuracy against the number of features, on vectors and in attention."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from coulomb.experiments.base import (
     AbstractExperiment,
@@ -11,7 +12,7 @@ from coulomb.experiments.base import (
 from coulomb.experiments.methods import run_synthetic
 from coulomb.experiments.records import Job
 from coulomb.experiments.synthetic import BUDGETS, shorten, synthetic_job
-from coulomb.experiments.text import run_text, text_rows
+from coulomb.experiments.text import run_text, text_constants, text_rows
 
 ROWS: tuple[Job, ...] = (
     {"method": "fixed", "constants": "paper"},
@@ -51,6 +52,9 @@ class Budget(AbstractExperiment):
         if "task" in job:
             return run_text(job, settings)
         return run_synthetic(job)
+
+    def constants(self, job: Job) -> Mapping[str, Any]:
+        return text_constants(job) if "task" in job else {}
 
 
 def _heads(settings: Settings) -> list[Job]:

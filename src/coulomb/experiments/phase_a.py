@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from time import perf_counter, process_time
@@ -127,6 +127,9 @@ class PhaseA(AbstractExperiment):
             "alignment": found["alignment"],
         }
         return [Outcome(numbers, seconds, corpus.reported_on, job["control"], extra)]
+
+    def constants(self, job: Job) -> Mapping[str, Any]:
+        return asdict(arm_settings(job))
 
 
 def arm_settings(job: Mapping[str, Any]) -> TextSettings:

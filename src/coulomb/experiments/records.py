@@ -70,7 +70,9 @@ class Record:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-def job_key(experiment: str, job: Mapping[str, Any]) -> str:
+def job_key(
+    experiment: str, job: Mapping[str, Any], constants: Mapping[str, Any] | None = None
+) -> str:
     """Hash a job: the same on every machine and for every order of its parts.
 
     Parameters
@@ -79,6 +81,8 @@ def job_key(experiment: str, job: Mapping[str, Any]) -> str:
         The experiment's name.
     job
         Plain data.
+    constants
+        What the job stands for besides, plain data too.
 
     Returns
     -------
@@ -92,7 +96,9 @@ def job_key(experiment: str, job: Mapping[str, Any]) -> str:
     ... )
     True
     """
-    text = json.dumps([experiment, job], sort_keys=True, allow_nan=False)
+    parts = [experiment, job, constants] if constants else [experiment, job]
+    # Settings may be infinite.
+    text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -152,13 +158,13 @@ def load_records(path: Path) -> list[Record]:
         path = path / FILE
     if not path.exists():
         return []
-    found: dict[tuple[str, str, str], Record] = {}
+    found: dict[tuple[str, str], Record] = {}
     content = path.read_bytes()
     lines = content.split(b"\n")
     # What comes after the last newline was being written when the run ended.
     for number, line in enumerate(lines[:-1], start=1):
         record = _read_line(path, number, line)
-        found[record.key, str(record.job.get("control")), record.split] = record
+        found[json.dumps(record.job, sort_keys=True), record.split] = record
     return sorted(found.values(), key=_order)
 
 

@@ -92,7 +92,11 @@ def run_experiment(
     plan = settings.chosen(experiment.plan(settings))
     cut_torn_line(path)
     known = {record.key for record in load_records(path)}
-    missing = [job for job in plan if job_key(name, job) not in known]
+    missing = [
+        job
+        for job in plan
+        if job_key(name, job, experiment.constants(job)) not in known
+    ]
     failures = []
     with progress_bar(name, len(plan), visible=progress) as advance:
         advance(len(plan) - len(missing))
@@ -128,13 +132,14 @@ def run_job(name: str, job: Job, settings: Settings) -> list[Record]:
     list of Record
         One for each row and split.
     """
+    experiment = experiments.build(name)
     with one_thread():
-        outcomes = experiments.build(name).run(job, settings)
+        outcomes = experiment.run(job, settings)
     return [
         Record(
             experiment=name,
             job=job | {"control": outcome.control},
-            key=job_key(name, job),
+            key=job_key(name, job, experiment.constants(job)),
             split=outcome.split,
             metrics=outcome.metrics,
             seconds=outcome.seconds,

@@ -1,6 +1,7 @@
 """The paper's tables of text classification: 18 rows, their controls, bags of words."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from time import perf_counter, process_time
@@ -67,6 +68,9 @@ class Text(AbstractExperiment):
 
     def run(self, job: Job, settings: Settings) -> Sequence[Outcome]:
         return run_text(job, settings)
+
+    def constants(self, job: Job) -> Mapping[str, Any]:
+        return text_constants(job)
 
 
 def text_rows(rows: Sequence[str]) -> list[Job]:
@@ -160,6 +164,28 @@ def text_settings(job: Job) -> TextSettings:
     return preset(_PRESETS[job["constants"]], changes)
 
 
+def text_constants(job: Job) -> dict[str, Any]:
+    """Write out the settings of a row, if it is trained.
+
+    Parameters
+    ----------
+    job
+        As in `run_text`.
+
+    Returns
+    -------
+    dict
+        Plain data; empty for bags of words.
+
+    Examples
+    --------
+    >>> row = {"method": "softmax", "constants": "paper", "control": None, "seed": 0}
+    >>> text_constants(row)["lr"]
+    0.0002
+    """
+    return {} if job["method"] in KINDS else asdict(text_settings(_row(job)))
+
+
 @lru_cache(maxsize=2)
 def load_corpus(task: str, data_dir: Path | None) -> tuple[Corpus, Vocabulary]:
     """Load a task and its vocabulary once per process.
@@ -216,8 +242,7 @@ def measure_blindness(
         packed_view,
     )
 
-    row = job | {"method": "kernel-softmaxfeat"}
-    settings = text_settings(row)
+    settings = text_settings(_row(job))
     setup = set_up(corpus, settings, vocabulary)
     batches = alignment_batches(setup.rows["train"], settings.batch_size, job["seed"])
     chosen = alignment_settings(settings, corpus.kind)
@@ -231,6 +256,11 @@ def measure_blindness(
     inside = chosen.domain.project(problem.network.layers.read(setup.model))
     cosines = label_cosines(problem.objective, Particles(inside))
     return {"cosine": float(cosines.mean()), "largest_cosine": float(cosines.max())}
+
+
+def _row(job: Job) -> Job:
+    blind = job["method"] == LABEL_BLINDNESS
+    return job | {"method": "kernel-softmaxfeat"} if blind else job
 
 
 def _plan(
