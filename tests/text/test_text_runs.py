@@ -38,7 +38,7 @@ FILES = {
 
 
 def settings(**changes):
-    long = {"epochs": 4, "align_after": 1, "align_epochs": 6.0}
+    long = {"epochs": 4, "align_after": 1, "align_epochs": 6.0, "average_epochs": 1.0}
     return tiny_settings(**long | {"align_start": "windows"} | changes)
 
 

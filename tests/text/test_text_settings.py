@@ -17,7 +17,7 @@ from coulomb.text.training import learning_rate
 
 def test_settings_have_no_defaults():
     """So that a preset states everything, and inherits nothing."""
-    with pytest.raises(TypeError, match="missing 45 required"):
+    with pytest.raises(TypeError, match="missing 46 required"):
         TextSettings()
 
 
@@ -74,6 +74,7 @@ def test_unknown_keys_are_refused_with_the_nearest():
         ("align_radius", 0.0),
         ("align_start", "anywhere"),
         ("align_sampler", "rmsprop"),
+        ("average_epochs", -0.5),
     ],
 )
 def test_values_that_break_a_rule_are_refused(name, value):
@@ -86,6 +87,13 @@ def test_missing_settings_are_named():
     del values["lr"]
     with pytest.raises(CoulombError, match="missing: lr"):
         TextSettings.from_plain(values)
+
+
+def test_settings_of_earlier_versions_mean_what_they_meant():
+    values = preset("paper-main").plain()
+    for name in ("align_start", "align_sampler", "average_epochs"):
+        del values[name]
+    assert TextSettings.from_plain(values) == preset("paper-main")
 
 
 def test_toml(tmp_path):

@@ -32,6 +32,8 @@ _CHOICES = {
     "optimiser": ("adam", "adamw"),
     "schedule": ("constant", "linear", "cosine"),
 }
+# Settings that came later, and what was done before them.
+_LATER = {"align_start": "drawn", "align_sampler": "langevin", "average_epochs": 0.0}
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,9 @@ class TextSettings:
         The share of tokens that are replaced by the unknown one in training.
     rare_tokens
         Tokens that occur at most so often in training become the unknown one.
+    average_epochs
+        The memory, in epochs, of a running average of the weights, which is judged and
+        kept in their place; 0 for none.
     seed
         Of everything drawn.
 
@@ -162,6 +167,7 @@ class TextSettings:
     label_smoothing: float = _about("Phase B", "Label smoothing.")
     word_dropout: float = _about("Phase B", "Share of tokens made unknown.")
     rare_tokens: int = _about("Phase B", "Tokens seen at most so often: unknown.")
+    average_epochs: float = _about("Phase B", "Memory of averaged weights; 0: none.")
     seed: int = _about("Phase B", "Seed of everything drawn.")
 
     def __post_init__(self) -> None:
@@ -200,7 +206,8 @@ class TextSettings:
             check_real(name, getattr(self, name), above=0, infinite=True)
         for name in ("start_norm", "align_epochs", "align_strength", "align_tol"):
             check_real(name, getattr(self, name), at_least=0)
-        check_real("weight_decay", self.weight_decay, at_least=0)
+        for name in ("weight_decay", "average_epochs"):
+            check_real(name, getattr(self, name), at_least=0)
         check_real("align_riesz", self.align_riesz, above=-2)
         if self.align_after >= self.epochs:
             raise ParameterError(
@@ -259,7 +266,8 @@ class TextSettings:
         Parameters
         ----------
         values
-            All settings by name.
+            All settings by name; those that runs of earlier versions did not know are
+            taken at the value that changes nothing.
 
         Returns
         -------
@@ -270,6 +278,7 @@ class TextSettings:
         for name in values:
             if name not in known:
                 raise unknown_name("settings", name, known)
+        values = {**_LATER, **values}
         missing = [name for name in known if name not in values]
         if missing:
             raise ParameterError(

@@ -61,6 +61,7 @@ _DEFAULT = TextSettings(
     label_smoothing=0.0,
     word_dropout=0.1,
     rare_tokens=1,
+    average_epochs=0.0,
     seed=0,
 )
 
@@ -116,6 +117,7 @@ _PAPER_MAIN = TextSettings(
     label_smoothing=0.0,
     word_dropout=0.0,
     rare_tokens=0,
+    average_epochs=0.0,
     seed=0,
 )
 
@@ -165,6 +167,7 @@ _PAPER_SUPPLEMENT = TextSettings(
     label_smoothing=0.0,
     word_dropout=0.0,
     rare_tokens=0,
+    average_epochs=0.0,
     seed=0,
 )
 

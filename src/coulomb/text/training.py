@@ -20,6 +20,7 @@ from coulomb._support.checks import check_count
 from coulomb._support.errors import DivergedError, FileFormatError
 from coulomb._support.streams import make_generator
 from coulomb.dynamics.loop import load_run
+from coulomb.text._average import RunningAverage
 from coulomb.text._progress import Display, show
 from coulomb.text._setup import DROPOUT, ORDER, WORDS, Setup, set_up
 from coulomb.text._starts import keep_start
@@ -182,6 +183,8 @@ class _Trainer:
         enough = -(-self.settings.min_steps // self.per_epoch)
         self.total = max(self.settings.epochs, enough) * self.per_epoch
         self.optimisers = _optimisers(self.model, self.settings)
+        memory = self.settings.average_epochs * self.per_epoch
+        self.average = RunningAverage(self.model, memory)
         moves = find_variant(self.settings.attention).phase_a != "none"
         self.align_at = self.settings.align_after * self.per_epoch if moves else None
         self.now.aligned = not moves
@@ -222,6 +225,8 @@ class _Trainer:
                         state["exp_avg_sq"] = torch.zeros_like(parameter)
                     for key, value in state.items():
                         tensors[f"adam.{names[id(parameter)]}.{key}"] = value
+        for name, value in self.average.tensors().items():
+            tensors[f"average.{name}"] = value
         return tensors
 
     def _take(self, tensors: Mapping[str, Tensor]) -> None:
@@ -234,8 +239,16 @@ class _Trainer:
             }
         )
         for name, value in self._tensors(fill=True).items():
-            if not name.startswith(prefix):
+            if name.startswith("adam."):
                 value.copy_(tensors[name])
+        prefix = "average."
+        self.average.take(
+            {
+                name.removeprefix(prefix): value
+                for name, value in tensors.items()
+                if name.startswith(prefix)
+            }
+        )
 
     # The loop
 
@@ -268,6 +281,7 @@ class _Trainer:
             save_every=self.save_every,
         )
         self.now.aligned = True
+        self.average.restart(self.now.step)
         self._save()
 
     def _batches(self, epoch: int, done: int) -> Iterator[TokenBatch]:
@@ -312,6 +326,7 @@ class _Trainer:
                 f"The loss is {value} at step {now.step}; use a smaller `lr`."
             )
         now.step += 1
+        self.average.add(now.step)
         now.loss += value
         now.tokens += len(batch.token_ids)
         now.seconds += time.perf_counter() - began
@@ -323,11 +338,13 @@ class _Trainer:
 
     def _end_epoch(self, epoch: int, display: Display) -> None:
         now = self.now
-        found = self._score("validation")
-        score = found["entity_f1" if self.setup.corpus.kind == "token" else "accuracy"]
-        if now.aligned and score > now.best:
-            now.best, now.best_epoch = score, epoch
-            self.store.keep(self.setup.whole())
+        judged = "entity_f1" if self.setup.corpus.kind == "token" else "accuracy"
+        with self.average.in_place():
+            found = self._score("validation")
+            score = found[judged]
+            if now.aligned and score > now.best:
+                now.best, now.best_epoch = score, epoch
+                self.store.keep(self.setup.whole())
         record = {
             "phase": "B",
             "epoch": epoch,
