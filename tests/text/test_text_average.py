@@ -2,24 +2,29 @@
 
 import math
 
+import pytest
 import torch
 from text_cases import tiny_corpus, tiny_settings, tiny_vocabulary
 from torch import nn
 
 from coulomb.text import train
-from coulomb.text._average import EVERY, RunningAverage
+from coulomb.text._average import RunningAverage
 
 
-def test_it_is_the_recursion():
+@pytest.mark.parametrize(
+    ("memory", "every"), [(2.5, 1), (16.0, 4), (30.0, 7), (99.0, 8)]
+)
+def test_it_is_the_recursion(memory, every):
     model = nn.Linear(2, 1, bias=False)
     weights = torch.linspace(-1, 3, 80).view(40, 1, 2)
-    average = RunningAverage(model, memory=30.0)
+    average = RunningAverage(model, memory)
+    assert average.every == every
     expected = model.weight.detach().clone()
     for step, value in enumerate(weights, start=1):
         model.weight.data.copy_(value)
         average.add(step)
-        if step % EVERY == 0:
-            share = 1 - math.exp(-EVERY / min(30.0, (step + EVERY) / 2))
+        if step % every == 0:
+            share = 1 - math.exp(-every / min(memory, (step + every) / 2))
             expected = (1 - share) * expected + share * value
     with average.in_place():
         torch.testing.assert_close(model.weight.detach(), expected)
@@ -60,7 +65,7 @@ def test_a_checkpoint_goes_on():
     other = RunningAverage(model, 20.0)
     other.take({name: value.clone() for name, value in one.tensors().items()})
     for average in (one, other):
-        average.add(24)
+        average.add(25)
     for name, value in one.tensors().items():
         assert torch.equal(value, other.tensors()[name])
 

@@ -39,7 +39,9 @@ DROWNED = 0.1
 OWN = "own"
 _JUDGES = 128  # training batches that choose among starts
 _MARGIN = 2.0  # standard errors: the best of several is often only the luckiest
-_RECORDS = 4  # of an epoch, unless it is said how often
+# Of an epoch and of all, unless it is said how often: a record goes through all
+# held-out batches.
+_RECORDS, _MOST_RECORDS = 4, 10
 
 WarmUp = Callable[[nn.Module, Sequence[Any]], object]
 
@@ -234,7 +236,7 @@ def align(
         rules.append(HeldOut(patience=chosen.patience))
     run_settings = RunSettings(
         problem.last_step,
-        record_every=chosen.record_every or -(-len(problem.training) // _RECORDS),
+        record_every=chosen.record_every or _interval(problem),
         stop=rules,
         held_out=problem.held_out,
         callbacks=callbacks,
@@ -250,6 +252,12 @@ def align(
     problem.network.layers.write(model, run.particles.positions)
     problem.network.write_free()
     return AlignmentResult(run, account, problem, norms, judged, begun)
+
+
+def _interval(problem: Problem) -> int:
+    """Say how many steps lie between two records."""
+    of_epoch = -(-len(problem.training) // _RECORDS)
+    return max(of_epoch, -(-problem.last_step // _MOST_RECORDS))
 
 
 def _begin(

@@ -83,7 +83,7 @@ class AlignmentSettings:
     patience
         Stop when held-out alignment has not improved for so many records; None never.
     record_every
-        Steps between records; None for four records an epoch.
+        Steps between records; None for four an epoch, but at most ten in all.
     watched
         How many training batches the recorded alignment is over.
     also

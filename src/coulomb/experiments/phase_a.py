@@ -152,7 +152,8 @@ def arm_settings(job: Mapping[str, Any]) -> TextSettings:
     'noise-softmaxfeat'
     """
     attention, changes = _ARMS[job["method"], job["control"]]
-    changes = job["changes"] | changes
+    # The arms are compared by the weights themselves.
+    changes = {"average_epochs": 0.0} | job["changes"] | changes
     changes |= {"attention": attention, "seed": job["seed"]}
     if job["n_components"]:
         changes["n_features"] = job["n_components"]

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-# Adding every step would cost several per cent of training.
-EVERY = 8
+# Adding every step would cost several per cent of training; a short memory needs it.
+_LONGEST, _OF_MEMORY = 8, 4
 
 
 class RunningAverage:
@@ -38,6 +38,7 @@ class RunningAverage:
 
     def __init__(self, model: nn.Module, memory: float) -> None:
         self.memory = memory
+        self.every = max(1, min(_LONGEST, int(memory / _OF_MEMORY)))
         self._parameters = {
             name: parameter
             for name, parameter in model.named_parameters()
@@ -66,14 +67,14 @@ class RunningAverage:
         step
             How many steps were made.
         """
-        if not self._averages or step % EVERY:
+        if not self._averages or step % self.every:
             return
         made = step - self._begun
-        memory = min(self.memory, (made + EVERY) / 2)
+        memory = min(self.memory, (made + self.every) / 2)
         torch._foreach_lerp_(
             list(self._averages.values()),
             [parameter.detach() for parameter in self._parameters.values()],
-            -math.expm1(-EVERY / memory),
+            -math.expm1(-self.every / memory),
         )
 
     @contextmanager
