@@ -116,6 +116,25 @@ def test_tables_of_a_sample_folder(tmp_path):
     assert len(tables["controls"]) == 2 * 2 * len(learned)  # controls, noise levels
 
 
+def test_kernel_rows_are_compared_with_vanilla_rows_of_the_same_map():
+    row = {"task": "sst2"}
+    records = [
+        made(seed, 0.7 + gain + 0.01 * seed, method=method, **row, control=control)
+        for seed in range(3)
+        for method, control, gain in [
+            ("kernel-elu", None, 0.02),
+            ("kernel-elu", "norm-matched", 0.2),
+            ("vanilla-elu", None, 0.0),
+            ("kernel-cos2", None, 0.3),  # has no partner
+            ("softmax", None, 0.1),
+        ]
+    ]
+    (found,) = experiment_tables("text", records)["vanilla"]
+    assert (found["feature_map"], found["task"], found["n"]) == ("elu", "sst2", 3)
+    assert found["mean"] == pytest.approx(0.02)
+    assert found["standard_error"] == pytest.approx(0, abs=1e-9)
+
+
 def test_cells_of_a_table():
     rows = [{"a": None, "b": math.nan}, {"a": "x,y", "c": 1}]
     assert table_text(rows) == 'a,b,c\n,,\n"x,y",,1\n'

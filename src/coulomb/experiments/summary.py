@@ -317,5 +317,40 @@ def compare_controls(records: Sequence[Record], metric: str) -> list[dict[str, A
     return found
 
 
+def compare_vanilla(records: Sequence[Record], metric: str) -> list[dict[str, Any]]:
+    """Compare every Kernel row of a text task with its Vanilla row, seed by seed.
+
+    Parameters
+    ----------
+    records
+        Of text.
+    metric
+        As in `values_of`.
+
+    Returns
+    -------
+    list of dict
+        Task, constants, map, and the difference on the seeds that both have.
+    """
+    rows = {
+        (r.job["task"], r.job["constants"], r.job["method"]): None
+        for r in records
+        if str(r.job.get("method")).startswith("kernel-") and not r.job.get("control")
+    }
+    found = []
+    for task, constants, method in rows:
+        feature_map = method.removeprefix("kernel-")
+        same = select(records, task=task, constants=constants, control=None)
+        kernel, vanilla = (
+            select(same, method=f"{kind}-{feature_map}")
+            for kind in ("kernel", "vanilla")
+        )
+        gap = paired(kernel, vanilla, metric)
+        if gap.n:
+            row = {"task": task, "constants": constants, "feature_map": feature_map}
+            found.append({**row, "metric": metric, **gap._asdict()})
+    return found
+
+
 def _same(first: Job, second: Job) -> bool:
     return (first | {"control": None}) == (second | {"control": None})

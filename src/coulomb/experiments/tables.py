@@ -10,7 +10,12 @@ from typing import Any
 from coulomb._support.files import write_whole
 from coulomb.experiments.fits import power_laws
 from coulomb.experiments.records import Record
-from coulomb.experiments.summary import Summary, compare_controls, summarise
+from coulomb.experiments.summary import (
+    Summary,
+    compare_controls,
+    compare_vanilla,
+    summarise,
+)
 
 # What is worth a table of its own.
 METRICS = {
@@ -41,7 +46,8 @@ def experiment_tables(
     -------
     dict
         "summary" (one line for each row and metric), "controls" (learned minus
-        control, paired) and, for `runtime`, "power_laws"; empty tables are left out.
+        control, paired), for `text` "vanilla" (Kernel minus Vanilla rows, paired) and
+        for `runtime` "power_laws"; empty tables are left out.
     """
     metrics = METRICS.get(name, ("accuracy",))
     summary = [
@@ -51,6 +57,8 @@ def experiment_tables(
     ]
     judged = {"text": "accuracy", "phase-a": "score"}.get(name, "expected_accuracy")
     tables = {"summary": summary, "controls": compare_controls(records, judged)}
+    if name == "text":
+        tables["vanilla"] = compare_vanilla(records, judged)
     if name == "runtime":
         tables["power_laws"] = power_laws(records)
     return {title: rows for title, rows in tables.items() if rows}
