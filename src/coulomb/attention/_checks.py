@@ -148,7 +148,9 @@ def head_particles(particles: Particles, heads: int, x: Tensor) -> Particles:
             f"{tuple(phases.shape)}."
         )
     dtype = working_dtype(x)
-    positions = positions.to(dtype).expand(heads, -1, -1)
+    positions = positions.to(dtype)
+    if positions.dim() == 2:
+        positions = positions.expand(heads, -1, -1)
     if phases is not None:
         phases = phases.to(dtype).expand(heads, -1)
     return Particles(positions, phases)

@@ -284,17 +284,16 @@ def decode(
     # Heads that share their particles do not get a copy each.
     particles = _array(positions[:1] if positions.stride(0) == 0 else positions)
     before = _array(state[0]), _array(state[1])
-    after = np.empty(state[0].shape, np.float32), np.empty(state[1].shape, np.float32)
-    out = np.empty(token[2].shape, np.float32)
+    sums, shift, out = (torch.empty(x.shape, dtype=x.dtype) for x in (*state, token[2]))
+    after, target = (sums.numpy(), shift.numpy()), out.numpy()
     arrays = _array(token[0]), _array(token[1]), _array(token[2])
 
     def work(first: int, end: int) -> None:
-        loops.decode(about, particles, arrays, before, after, out, first, end)
+        loops.decode(about, particles, arrays, before, after, target, first, end)
 
     groups, seconds = out.shape[0] * out.shape[1], before[0].size / _DECODED_PER_SECOND
     over_torch_threads(work, groups, threads_for(groups, seconds))
-    sums, shift = after
-    return torch.from_numpy(out), (torch.from_numpy(sums), torch.from_numpy(shift))
+    return out, (sums, shift)
 
 
 def _array(x: Tensor) -> np.ndarray[Any, Any]:
