@@ -22,6 +22,7 @@ SIZES = {
     "min-steps": 0,
     "batch-size": 16,
     "lr": 5e-3,
+    "average-epochs": 0,  # of two dozen steps there is little to average
     "vocabulary-size": 150,
     "threads": 1,
 }

@@ -68,7 +68,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     >>> texts, labels = ["a fine film", "a dull film"] * 16, ["good", "bad"] * 16
     >>> small = {"width": 16, "n_features": 8, "min_steps": 50, "lr": 0.01}
     >>> model = TextClassifier(settings=small).fit(texts, labels)
-    >>> model.predict(["fine", "dull"]).tolist()
+    >>> model.predict(["a fine film", "a dull film"]).tolist()
     ['good', 'bad']
     """
 
