@@ -40,11 +40,22 @@ def _add_tile(
     square = torch.addmm(size, left, right.T, alpha=-2)
     # The rounding of `square` is eps * size; below this bound it would show.
     near = square <= torch.finfo(square.dtype).eps ** 0.25 * size
-    distance = square.masked_fill(near, 1.0).sqrt()
-    values = interaction.radial(distance).masked_fill(near, 0.0)
-    slopes = interaction.slope(distance).masked_fill(near, 0.0)
+    # Mostly a particle is near to itself alone, which spares passes over the tile.
+    apart = rows == columns and int(near.sum()) == len(left)
+    if apart:
+        distance = square.fill_diagonal_(1.0).sqrt_()
+    else:
+        distance = square.masked_fill_(near, 1.0).sqrt_()
+    values, slopes = interaction.radial(distance), interaction.slope(distance)
+    for part in (values, slopes):
+        if apart:
+            part.fill_diagonal_(0.0)
+        else:
+            part.masked_fill_(near, 0.0)
     potential[rows] += values.sum(dim=1)
     gradient[rows] += slopes.sum(dim=1, keepdim=True) * left - slopes @ right
+    if apart:
+        return
     first, second = near.nonzero(as_tuple=True)
     first, second = first + rows.start, second + columns.start
     distinct = first != second
