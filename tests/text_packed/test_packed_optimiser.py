@@ -6,6 +6,7 @@ from packed_cases import make_batch, make_model
 from torch import nn
 
 from coulomb._support.errors import ParameterError
+from coulomb.text._packed_gradients import recycle_gradient
 from coulomb.text.optimiser import make_optimiser, restore_vocabulary, trim_vocabulary
 from coulomb.text.packed import packed_logits
 
@@ -52,6 +53,44 @@ def test_training_the_trimmed_copy_is_training_the_whole(optimise):
     unseen[kept] = False
     assert torch.equal(whole.token_embedding.weight[unseen], before[unseen])
     assert not torch.equal(whole.token_embedding.weight[kept], before[kept])
+
+
+def test_a_gradient_that_is_used_again_changes_nothing():
+    """Bit for bit, also where a token stays away and comes back."""
+    first = make_model("shared-softmaxfeat", vocab_size=400)
+    second = copy.deepcopy(first)
+    batches = [make_batch((3, 5, 2), seed=number % 3) for number in range(6)]
+    tables = first.token_embedding.weight, second.token_embedding.weight
+    optimisers = adam(first)[0], adam(second)[0]
+    places = set()
+    for number, batch in enumerate(batches):
+        for model in (first, second):
+            packed_logits(model, batch, dropout_seed=number).square().mean().backward()
+        assert torch.equal(tables[0].grad, tables[1].grad)
+        places.add(tables[1].grad.data_ptr())
+        for optimiser in optimisers:
+            optimiser.step()
+        recycle_gradient(tables[1], batch.token_ids)
+        assert tables[1].grad is None
+        for optimiser in optimisers:
+            optimiser.zero_grad()
+    assert len(places) == 1  # it really is the same memory
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_spare_gradient_is_used_once():
+    model, batch = make_model("shared-softmaxfeat"), make_batch()
+    table = model.token_embedding.weight
+    recycle_gradient(table, batch.token_ids)  # there is none yet
+    packed_logits(model, batch).sum().backward()
+    once = table.grad.clone()
+    recycle_gradient(table, batch.token_ids)
+    loss = packed_logits(model, batch).sum()
+    loss.backward(retain_graph=True)
+    assert torch.equal(table.grad, once)
+    loss.backward()
+    assert torch.equal(table.grad, 2 * once)
 
 
 def test_the_fused_optimiser_is_torch_s():

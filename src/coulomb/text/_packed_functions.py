@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from coulomb.kernels import _packed_rows as loops
 from coulomb.text._packed_dropout import Dropout
+from coulomb.text._packed_gradients import spare_gradient
 from coulomb.text._packed_layout import Layout
 
 Floats = NDArray[np.float32]
@@ -147,17 +148,21 @@ class Embed(torch.autograd.Function):
         ctx.save_for_backward(token_ids, normal, scales, gain)
         ctx.words, ctx.layout = words, layout
         ctx.shapes = table.shape, None if places is None else places.shape
+        ctx.spare = spare_gradient(table) if ctx.needs_input_grad[0] else None
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         token_ids, normal, scales, gain = ctx.saved_tensors
-        needs = ctx.needs_input_grad[:2]
-        tables = [
-            gain.new_zeros(shape if shape and wanted else (0, len(gain)))
-            for shape, wanted in zip(ctx.shapes, needs, strict=True)
+        # A second backward pass through the same graph must not share it.
+        spare, ctx.spare = ctx.spare, None
+        shapes = [
+            shape if shape and wanted else (0, len(gain))
+            for shape, wanted in zip(ctx.shapes, ctx.needs_input_grad, strict=False)
         ]
+        tables = [gain.new_zeros(shapes[0]) if spare is None else spare]
+        tables.append(gain.new_zeros(shapes[1]))
         sums = gain.new_zeros(2, len(gain))
         loops.embed_rows_back(
             *(array(grad), token_ids.numpy(), ctx.layout.places),

@@ -21,6 +21,7 @@ from coulomb._support.errors import DivergedError, FileFormatError
 from coulomb._support.streams import make_generator
 from coulomb.dynamics.loop import load_run
 from coulomb.text._average import RunningAverage
+from coulomb.text._packed_gradients import recycle_gradient
 from coulomb.text._progress import Display, show
 from coulomb.text._setup import DROPOUT, ORDER, WORDS, Setup, set_up
 from coulomb.text._starts import keep_start
@@ -319,6 +320,8 @@ class _Trainer:
             for group in optimiser.param_groups:
                 group["lr"] = rate
             optimiser.step()
+        recycle_gradient(self.model.token_embedding.weight, batch.token_ids)
+        for optimiser in self.optimisers:
             optimiser.zero_grad()
         value = float(loss.detach())
         if not math.isfinite(value):
