@@ -25,6 +25,7 @@ from coulomb.experiments.summary import mean_difference, summarise
 from coulomb.text._progress import show
 from coulomb.text._setup import set_up
 from coulomb.text._stores import MemoryStore
+from coulomb.text.scoring import judged_by
 from coulomb.text.settings import preset
 from coulomb.text.training import _Trainer
 
@@ -98,7 +99,7 @@ def run(name: str, task: str, n_features: int, seed: int, data_dir: Path | None)
         trainer.optimisers.append(particle_optimiser(setup.model, factor))
     with show(trainer.total, False, None) as display:
         trainer.run(display)
-    judged = "entity_f1" if corpus.kind == "token" else "accuracy"
+    judged = judged_by(corpus.kind, corpus.classes)
     scores = [
         row[f"validation_{judged}"]
         for row in trainer.store.history()

@@ -8,9 +8,10 @@ import pytest
 from text_cases import reviews, tagged, write_csv
 
 from coulomb._support.errors import CoulombError
-from coulomb.text import build_corpus, load_task, read_corpus
+from coulomb.text import build_corpus, load_task, preset, read_corpus
 from coulomb.text._tables import read_columns
 from coulomb.text.corpora import keep_back, numbered_split
+from coulomb.text.running import choose_vocabulary
 
 
 def read(path, **options):
@@ -192,6 +193,24 @@ def test_tasks(data_dir):
     honest = load_task("sst2", data_dir, validation_share=0.05)
     assert len(honest.split("test")) == 872
     assert not any("also chose" in note for note in honest.notes)
+
+
+def test_parts_of_speech(tmp_path, monkeypatch):
+    """A task that is read from a folder only, with a vocabulary of its own."""
+    (tmp_path / "hkcancor").mkdir()
+    rows = pyarrow.table(
+        {"tokens": [["食", "飯", "."]] * 20, "pos_tags": [[15, 7, 12]] * 20}
+    )
+    for split in ("train", "validation", "test"):
+        pyarrow.parquet.write_table(rows, tmp_path / "hkcancor" / f"{split}.parquet")
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nfilm\n")
+    corpus = load_task("hkcancor", tmp_path)
+    assert corpus.classes[corpus.split("test").labels[0][1]] == "NOUN"
+    found = choose_vocabulary(corpus, preset("default", {}), None, tmp_path)
+    assert found.unknown not in found.encode([["食", "飯"]], max_length=8)[0]
+    monkeypatch.delenv("COULOMB_DATA", raising=False)
+    with pytest.raises(CoulombError, match="is not loaded from the hub"):
+        load_task("hkcancor")
 
 
 def test_a_task_without_validation_keeps_a_share(data_dir):

@@ -15,6 +15,7 @@ from coulomb.text.metrics import (
     entity_metrics,
     expected_calibration_error,
     paper_calibration_error,
+    word_metrics,
 )
 
 
@@ -104,6 +105,30 @@ def test_entities_are_those_of_seqeval(pairs):
         for kind, value in found["entity_f1_by_type"].items():
             if kind in report:
                 assert value == pytest.approx(report[kind]["f1-score"])
+
+
+@given(st.lists(sentence, min_size=1, max_size=6))
+def test_words_are_scored_as_by_scikit_learn(pairs):
+    true = [[a for a, _ in row] for row in pairs]
+    guess = [[b for _, b in row] for row in pairs]
+    found = word_metrics(true, guess)
+    flat = [pair for row in pairs for pair in row]
+    assert found["words"] == len(flat)
+    right = sum(a == b for a, b in flat) / len(flat)
+    assert found["accuracy"] == pytest.approx(right)
+    assert found["accuracy"] == pytest.approx(entity_metrics(true, guess)["accuracy"])
+    # Of two kinds of tags, right and wrong, the mean F1 follows from counts.
+    if {tag for pair in flat for tag in pair} == {"O", "B-PER"}:
+        both = [sum(a == b == t for a, b in flat) for t in ("O", "B-PER")]
+        sizes = [sum((a == t) + (b == t) for a, b in flat) for t in ("O", "B-PER")]
+        mean = sum(2 * n / m for n, m in zip(both, sizes, strict=True)) / 2
+        assert found["f1_macro"] == pytest.approx(mean)
+
+
+def test_words_of_no_text():
+    assert word_metrics([], []) == {"accuracy": None, "words": 0}
+    with pytest.raises(CoulombError, match="a tag for each word"):
+        word_metrics([["NOUN"]], [[]])
 
 
 def test_entities_of_neighbours():

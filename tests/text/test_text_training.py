@@ -278,6 +278,23 @@ def test_tagging_end_to_end():
     )
 
 
+def test_tags_that_mark_no_entities_are_scored_by_words():
+    """By entities every tag of one word would be right."""
+    texts, tags = tagged(80)
+    plain = [["NAME" if tag != "O" else "OTHER" for tag in row] for row in tags]
+    corpus = build_corpus("kinds", (texts, plain), validation_share=0.25)
+    vocabulary = train_vocabulary(corpus.split("train").texts, size=150)
+    trained = train_tiny(corpus, vocabulary, epochs=10, lr=5e-3)
+    found = trained.metrics["metrics"]
+    assert found["accuracy"] > 0.95
+    assert "entity_f1" not in found
+    rows = [row for row in trained.history if row["phase"] == "B"]
+    assert rows[0]["validation_accuracy"] < 1
+    assert trained.metrics["chosen_by"]["validation"] == max(
+        row["validation_accuracy"] for row in rows
+    )
+
+
 def test_words_that_were_cut_off_count_as_outside():
     """The score of a tagger is over all words of the data, not over those it saw."""
     corpus = build_corpus("names", tagged(40), validation_share=0.25)

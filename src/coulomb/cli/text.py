@@ -32,7 +32,9 @@ def train(
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(help="sst2, qqp, rotten_tomatoes, imdb, mrpc or conll2003."),
+        typer.Option(
+            help="sst2, qqp, rotten_tomatoes, imdb, mrpc, conll2003 or hkcancor."
+        ),
     ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder of data sets [env: COULOMB_DATA].")

@@ -23,6 +23,7 @@ from coulomb.experiments.records import Job, Record
 from coulomb.experiments.summary import Difference, paired, select
 from coulomb.experiments.text import TOY, load_corpus
 from coulomb.text.corpora import Corpus
+from coulomb.text.scoring import judged_by
 from coulomb.text.settings import TextSettings, preset
 from coulomb.text.tasks import TASKS, data_folder, load_task
 from coulomb.text.tokens import (
@@ -43,6 +44,7 @@ ROWS: dict[str, dict[str, int]] = {
 # on validation rows with softmax and vanilla arms, seed 0.
 CHANGES: dict[str, Job] = {
     "conll2003": {"lr": 2e-3, "dropout": 0.1},
+    "hkcancor": {"lr": 2e-3, "dropout": 0.1},  # taken over; not chosen again
     "imdb": {"max_length": 512},
 }
 # Tags move random particles until tokens attend to their class. Chosen on validation
@@ -116,8 +118,7 @@ class PhaseA(AbstractExperiment):
             for name, value in found["metrics"].items()
             if isinstance(value, int | float)
         }
-        judged = "entity_f1" if corpus.kind == "token" else "accuracy"
-        numbers["score"] = numbers[judged]
+        numbers["score"] = numbers[judged_by(corpus.kind, corpus.classes)]
         numbers["validation_score"] = found["chosen_by"]["validation"]
         seconds = {**found["seconds"], "total": perf_counter() - wall}
         seconds["cpu"] = process_time() - cpu
@@ -301,7 +302,7 @@ def load_rows(task: str, data_dir: Path | None) -> tuple[Corpus, Vocabulary]:
     corpus = load_task(task, data_dir, validation_share=share)
     corpus = _thinned(corpus, ROWS.get(task, {}))
     found = find_vocabulary(data_folder(data_dir))
-    if found is not None:
+    if found is not None and TASKS[task].english:
         return corpus, read_vocabulary(found)
     return corpus, train_vocabulary(corpus.split("train").texts, size=8000)
 

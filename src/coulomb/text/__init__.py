@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from coulomb.text.classifier import TextClassifier
     from coulomb.text.corpora import Corpus, Split, build_corpus, read_corpus
     from coulomb.text.diagnosing import diagnose_run
-    from coulomb.text.metrics import classification_metrics, entity_metrics
+    from coulomb.text.metrics import (
+        classification_metrics,
+        entity_metrics,
+        word_metrics,
+    )
     from coulomb.text.packed import PackedHeads, packed_logits
     from coulomb.text.predictor import Predictor
     from coulomb.text.running import load_data, resume_folder, train_in_folder
@@ -54,6 +58,7 @@ _HOMES = {
     "train": "training",
     "train_in_folder": "running",
     "train_vocabulary": "tokens",
+    "word_metrics": "metrics",
 }
 
 __all__ = [
@@ -86,6 +91,7 @@ __all__ = [
     "train",
     "train_in_folder",
     "train_vocabulary",
+    "word_metrics",
 ]
 
 

@@ -211,12 +211,7 @@ def entity_metrics(
     """
     hits: dict[str, list[int]] = {}
     words = right = 0
-    for gold, guess in zip(true, predicted, strict=True):
-        if len(gold) != len(guess):
-            raise ParameterError(
-                "`predicted` must have a tag for each word; got "
-                f"{len(guess)} for {len(gold)} words."
-            )
+    for gold, guess in _paired_tags(true, predicted):
         words += len(gold)
         right += sum(a == b for a, b in zip(gold, guess, strict=True))
         there, said = set(entities(gold)), set(entities(guess))
@@ -233,6 +228,53 @@ def entity_metrics(
         "entity_f1_by_type": {kind: _prf(*hits[kind])[2] for kind in sorted(hits)},
         "entities": totals[2],
     }
+
+
+def word_metrics(
+    true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
+) -> dict[str, Any]:
+    """Score tags word by word, for tags that mark no entities, such as parts of speech.
+
+    Parameters
+    ----------
+    true, predicted
+        Tags of the words of each text.
+
+    Returns
+    -------
+    dict
+        Accuracy, F1 (macro, weighted) and the number of words.
+
+    Examples
+    --------
+    >>> word_metrics([["NOUN", "VERB"]], [["NOUN", "NOUN"]])["accuracy"]
+    0.5
+    """
+    from sklearn import metrics
+
+    pairs = _paired_tags(true, predicted)
+    gold = [tag for tags, _ in pairs for tag in tags]
+    guess = [tag for _, tags in pairs for tag in tags]
+    averages = {
+        f"f1_{name}": metrics.f1_score(gold, guess, average=name, zero_division=0)
+        for name in ("macro", "weighted")
+        if gold
+    }
+    accuracy = metrics.accuracy_score(gold, guess) if gold else None
+    return {"accuracy": accuracy, **averages, "words": len(gold)}
+
+
+def _paired_tags(
+    true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
+) -> list[tuple[Sequence[str], Sequence[str]]]:
+    pairs = list(zip(true, predicted, strict=True))
+    for gold, guess in pairs:
+        if len(gold) != len(guess):
+            raise ParameterError(
+                "`predicted` must have a tag for each word; got "
+                f"{len(guess)} for {len(gold)} words."
+            )
+    return pairs
 
 
 def _prf(both: int, said: int, there: int) -> tuple[float, float, float]:

@@ -114,7 +114,8 @@ def choose_vocabulary(
     if file is not None:
         return read_vocabulary(file, lower_case=lower)
     found = find_vocabulary(data_folder(folder))
-    if found is not None and lower and corpus.name in TASKS:
+    english = corpus.name in TASKS and TASKS[corpus.name].english
+    if found is not None and lower and english:
         return read_vocabulary(found)
     texts = corpus.split("train").texts
     return train_vocabulary(texts, size=settings.vocabulary_size, lower_case=lower)

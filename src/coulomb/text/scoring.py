@@ -7,7 +7,11 @@ from torch import Tensor
 
 from coulomb.attention.encoder import KernelEncoder
 from coulomb.text.corpora import Split
-from coulomb.text.metrics import classification_metrics, entity_metrics
+from coulomb.text.metrics import (
+    classification_metrics,
+    entity_metrics,
+    word_metrics,
+)
 from coulomb.text.packed import packed_logits
 from coulomb.text.tokens import TokenRows
 
@@ -102,6 +106,32 @@ def outside(classes: tuple[Any, ...]) -> int:
     return classes.index("O") if "O" in classes else 0
 
 
+def judged_by(kind: str, classes: tuple[Any, ...]) -> str:
+    """Name the metric that chooses the checkpoint.
+
+    Parameters
+    ----------
+    kind
+        "sequence" or "token".
+    classes
+        Of texts or of words.
+
+    Returns
+    -------
+    str
+        "entity_f1" for tags that mark entities, `B-X` and `I-X`, or else "accuracy".
+
+    Examples
+    --------
+    >>> judged_by("token", ("O", "B-PER", "I-PER"))
+    'entity_f1'
+    >>> judged_by("token", ("NOUN", "VERB"))
+    'accuracy'
+    """
+    marked = any(str(name).startswith(("B-", "I-")) for name in classes)
+    return "entity_f1" if kind == "token" and marked else "accuracy"
+
+
 def score_split(
     model: KernelEncoder, rows: TokenRows, split: Split, classes: tuple[Any, ...]
 ) -> dict[str, Any]:
@@ -121,7 +151,8 @@ def score_split(
     Returns
     -------
     dict
-        Of `classification_metrics`, or of `entity_metrics` for tagging.
+        Of `classification_metrics`; of `entity_metrics` for tags of entities and of
+        `word_metrics` for other tags.
     """
     scores = log_probabilities(model, rows)
     assert split.labels is not None
@@ -132,4 +163,6 @@ def score_split(
     def named(tags: Any) -> list[list[str]]:
         return [[str(classes[tag]) for tag in row] for row in tags]
 
-    return entity_metrics(named(split.labels), named(guesses))
+    marked = judged_by("token", classes) == "entity_f1"
+    metrics = entity_metrics if marked else word_metrics
+    return metrics(named(split.labels), named(guesses))

@@ -22,6 +22,10 @@ _SHARE = 0.1  # of the training rows, for a task without a validation split
 _TAGS = tuple(
     ["O"] + [f"{b}-{kind}" for kind in ("PER", "ORG", "LOC", "MISC") for b in "BI"]
 )
+# Universal parts of speech.
+_PARTS = (
+    "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X"
+)
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,12 @@ class Task:
     reported_on
         The split that metrics are reported on.
     hub
-        Its address on the Hugging Face hub, with a configuration if it has one.
+        Its address on the Hugging Face hub, with a configuration if it has one; none
+        for a task that is read from a folder only.
     kind
         "sequence" or "token".
+    english
+        Whether BERT's vocabulary fits.
     """
 
     folders: tuple[str, ...]
@@ -53,6 +60,7 @@ class Task:
     reported_on: str
     hub: tuple[str, ...]
     kind: str = "sequence"
+    english: bool = True
 
 
 _GLUE = "nyu-mll/glue"
@@ -101,6 +109,17 @@ TASKS = {
         "test",
         ("lhoestq/conll2003",),
         "token",
+    ),
+    # Spoken Cantonese; benchmarks/hkcancor.py writes the files.
+    "hkcancor": Task(
+        ("hkcancor",),
+        ("tokens",),
+        "pos_tags",
+        tuple(_PARTS.split()),
+        "test",
+        (),
+        "token",
+        english=False,
     ),
 }
 # Splits by the names they have in files; "test_labeled" is not GLUE's.
@@ -224,10 +243,10 @@ def _task_folder(name: str, task: Task, where: Path) -> Path:
     for folder in task.folders:
         if (where / folder / "train.parquet").is_file():
             return where / folder
+    elsewhere = " Without `data_dir` it is loaded from the Hugging Face hub."
     raise ParameterError(
         f"`data_dir` must hold {task.folders[0]}/train.parquet for the task {name!r}; "
-        f"{str(where)!r} does not. Without `data_dir` it is loaded from the Hugging "
-        "Face hub."
+        f"{str(where)!r} does not.{elsewhere if task.hub else ''}"
     )
 
 
@@ -256,6 +275,11 @@ def _split(
 
 
 def _from_hub(name: str, task: Task) -> dict[str, Split]:
+    if not task.hub:
+        raise ParameterError(
+            f"`data_dir` must hold {task.folders[0]}/train.parquet for the task "
+            f"{name!r}, which is not loaded from the hub."
+        )
     try:
         from datasets import load_dataset
     except ImportError as error:

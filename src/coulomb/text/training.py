@@ -32,7 +32,7 @@ from coulomb.text.optimiser import make_optimiser
 from coulomb.text.packed import packed_logits
 from coulomb.text.phases import run_phase_a
 from coulomb.text.runs import CHECKPOINT, check_tensors
-from coulomb.text.scoring import score_split
+from coulomb.text.scoring import judged_by, score_split
 from coulomb.text.settings import TextSettings
 from coulomb.text.tokens import Vocabulary
 from coulomb.text.variants import find_variant
@@ -341,7 +341,8 @@ class _Trainer:
 
     def _end_epoch(self, epoch: int, display: Display) -> None:
         now = self.now
-        judged = "entity_f1" if self.setup.corpus.kind == "token" else "accuracy"
+        corpus = self.setup.corpus
+        judged = judged_by(corpus.kind, corpus.classes)
         with self.average.in_place():
             found = self._score("validation")
             score = found[judged]
