@@ -38,5 +38,8 @@ def spare_gradient(table: Tensor) -> Tensor | None:
     Tensor or None
         Zeros, if there are any.
     """
-    found: Tensor | None = _SPARE.pop(table, None)
+    if table not in _SPARE:
+        return None
+    found: Tensor = _SPARE[table]
+    del _SPARE[table]
     return found
