@@ -4,13 +4,14 @@
     python benchmarks/hkcancor.py --out DIR
     coulomb train --task hkcancor --data-dir DIR
 
-58 conversations, 16,162 utterances, words with universal parts of speech (the package's
-own map from the corpus' finer ones). Whole conversations make up the splits, so that a
-speaker is in one of them: of every ten in the order of their names one is for
-validation and two are for test. The corpus (Luke and Wong, 2015) is under CC BY 4.0.
+58 files, 16,162 utterances, words with universal parts of speech (the package's own map
+from the corpus' finer ones). Whole recordings make up the splits, also those in several
+files (a, b, ...): of every ten in the order of their names one is for validation and
+two are for test. A speaker may be in several. The corpus is under CC BY 4.0.
 """
 
 import argparse
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,11 +32,14 @@ def main() -> None:
     number = {name: place for place, name in enumerate(TASKS["hkcancor"].classes)}
     rows: dict[str, list[dict]] = {name: [] for name in SPLITS}
     corpus = hkcancor()
-    names, files = corpus.file_paths, corpus.tokens(by_utterance=True, by_file=True)
-    for place, i in enumerate(sorted(range(len(names)), key=lambda i: names[i])):
-        for tokens in files[i]:
+    names = [recording(path) for path in corpus.file_paths]
+    order = sorted(set(names))
+    files = corpus.tokens(by_utterance=True, by_file=True)
+    for name, utterances in zip(names, files, strict=True):
+        split = SPLITS[order.index(name) % len(SPLITS)]
+        for tokens in utterances:
             known = [token for token in tokens if token.word]
-            rows[SPLITS[place % len(SPLITS)]].append(
+            rows[split].append(
                 {
                     "tokens": [token.word for token in known],
                     "pos_tags": [number[kind(token.pos)] for token in known],
@@ -46,6 +50,13 @@ def main() -> None:
         pq.write_table(pa.Table.from_pylist(part), folder / f"{name}.parquet")
         words = sum(len(row["tokens"]) for row in part)
         print(f"{name}: {len(part)} utterances, {words} words")
+
+
+def recording(path: str) -> str:
+    """Name what a file is a part of: FC-005 for FC-005a_v2.cha."""
+    found = re.match(r"FC-R?\d+", Path(path).name)
+    assert found is not None
+    return found.group()
 
 
 def kind(tag: str) -> str:

@@ -108,21 +108,21 @@ def test_entities_are_those_of_seqeval(pairs):
 
 
 @given(st.lists(sentence, min_size=1, max_size=6))
-def test_words_are_scored_as_by_scikit_learn(pairs):
+def test_scores_of_words_follow_from_counts(pairs):
     true = [[a for a, _ in row] for row in pairs]
     guess = [[b for _, b in row] for row in pairs]
     found = word_metrics(true, guess)
     flat = [pair for row in pairs for pair in row]
     assert found["words"] == len(flat)
-    right = sum(a == b for a, b in flat) / len(flat)
-    assert found["accuracy"] == pytest.approx(right)
-    assert found["accuracy"] == pytest.approx(entity_metrics(true, guess)["accuracy"])
-    # Of two kinds of tags, right and wrong, the mean F1 follows from counts.
-    if {tag for pair in flat for tag in pair} == {"O", "B-PER"}:
-        both = [sum(a == b == t for a, b in flat) for t in ("O", "B-PER")]
-        sizes = [sum((a == t) + (b == t) for a, b in flat) for t in ("O", "B-PER")]
-        mean = sum(2 * n / m for n, m in zip(both, sizes, strict=True)) / 2
-        assert found["f1_macro"] == pytest.approx(mean)
+    assert found["accuracy"] == pytest.approx(sum(a == b for a, b in flat) / len(flat))
+    f1, share = {}, {}
+    for tag in {tag for pair in flat for tag in pair}:
+        both = sum(a == b == tag for a, b in flat)
+        f1[tag] = 2 * both / sum((a == tag) + (b == tag) for a, b in flat)
+        share[tag] = sum(a == tag for a, _ in flat) / len(flat)
+    assert found["f1_macro"] == pytest.approx(sum(f1.values()) / len(f1))
+    weighted = sum(share[tag] * f1[tag] for tag in f1)
+    assert found["f1_weighted"] == pytest.approx(weighted)
 
 
 def test_words_of_no_text():

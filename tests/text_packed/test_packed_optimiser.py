@@ -6,7 +6,7 @@ from packed_cases import make_batch, make_model
 from torch import nn
 
 from coulomb._support.errors import ParameterError
-from coulomb.text._packed_gradients import recycle_gradient
+from coulomb.text._packed_gradients import recycle_gradient, spare_gradient
 from coulomb.text.optimiser import make_optimiser, restore_vocabulary, trim_vocabulary
 from coulomb.text.packed import packed_logits
 
@@ -86,7 +86,14 @@ def test_a_spare_gradient_is_used_once():
     packed_logits(model, batch).sum().backward()
     once = table.grad.clone()
     recycle_gradient(table, batch.token_ids)
+    kept = spare_gradient(table)
+    assert kept is not None
+    assert not kept.any()
+    assert spare_gradient(table) is None
+    table.grad = kept
+    recycle_gradient(table, batch.token_ids)
     loss = packed_logits(model, batch).sum()
+    assert spare_gradient(table) is None  # the forward pass took it
     loss.backward(retain_graph=True)
     assert torch.equal(table.grad, once)
     loss.backward()
