@@ -9,7 +9,9 @@ from coulomb.experiments import Settings, experiments, load_records
 from coulomb.experiments.base import PRESETS
 from coulomb.experiments.records import FILE, job_key
 from coulomb.experiments.runner import run_experiment, run_job
-from coulomb.experiments.text import text_constants
+from coulomb.experiments.tables import experiment_tables
+from coulomb.experiments.text import text_constants, text_settings
+from coulomb.report.synthetic import budget_section
 from coulomb.text.settings import PRESETS as PRESETS_OF_TEXT
 from coulomb.text.settings import preset
 
@@ -63,6 +65,7 @@ def test_smoke_runs_and_goes_on(name, out):
     for file in experiments.build(name).extras(SMOKE):
         assert json.loads((out / name / file).read_text())
     if name in SYNTHETIC:
+        records = [r for r in records if "task" not in r.job]
         assert all(0.5 < r.metrics["bayes_accuracy"] < 0.8 for r in records)
         learned = [r for r in records if r.job["method"] == "langevin"]
         rows = {(r.key, r.job["control"]) for r in learned}
@@ -77,6 +80,40 @@ def test_jobs_are_repeatable(name):
     job = (learned or jobs)[0]
     first, second = (run_job(name, job, SMOKE) for _ in range(2))
     assert [r.metrics for r in first] == [r.metrics for r in second]
+
+
+def test_budget_in_attention_varies_the_particles_of_a_head(tmp_path):
+    """Every learned row has its controls and its vanilla row at every budget."""
+    jobs = experiments.build("budget").plan(Settings("paper", ("rotten_tomatoes",)))
+    heads = [job for job in jobs if "task" in job]
+    assert {job["n_components"] for job in heads} == {16, 32, 64, 128, 256}
+    assert all(text_settings(j).n_features == j["n_components"] for j in heads)
+
+    only = Settings("smoke", only={"task": ("toy",), "constants": ("default",)})
+    assert run_experiment("budget", tmp_path, only).failures == ()
+    records = load_records(tmp_path / "budget")
+    tables = experiment_tables("budget", records)
+    controls = {(r["n_components"], r["control"], r["n"]) for r in tables["controls"]}
+    names = ("norm-matched", "noise-only")
+    assert controls == {(m, name, 2) for m in (4, 8) for name in names}
+    assert {(r["n_components"], r["n"]) for r in tables["vanilla"]} == {(4, 2), (8, 2)}
+    for row in tables["vanilla"]:
+        by_hand = [
+            {
+                r.job["seed"]: r.metrics["accuracy"]
+                for r in records
+                if r.job["n_components"] == row["n_components"]
+                and (r.job["method"], r.job["control"]) == (method, None)
+            }
+            for method in ("kernel-softmaxfeat", "vanilla-softmaxfeat")
+        ]
+        gaps = [by_hand[0][seed] - by_hand[1][seed] for seed in (0, 1)]
+        assert row["mean"] == pytest.approx(sum(gaps) / 2)
+    section = budget_section(records)
+    (table,) = section.tables
+    assert [column.header for column in table.columns][2:4] == ["M = 4", "M = 8"]
+    assert len(table.rows) == 4
+    assert [len(group.charts) for group in section.groups] == [1]
 
 
 def test_unknown_names_are_refused():

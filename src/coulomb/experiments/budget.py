@@ -12,7 +12,7 @@ from coulomb.experiments.base import (
 from coulomb.experiments.methods import run_synthetic
 from coulomb.experiments.records import Job
 from coulomb.experiments.synthetic import BUDGETS, shorten, synthetic_job
-from coulomb.experiments.text import run_text, text_constants, text_rows
+from coulomb.experiments.text import SMALL, TOY, run_text, text_constants, text_rows
 
 ROWS: tuple[Job, ...] = (
     {"method": "fixed", "constants": "paper"},
@@ -59,20 +59,21 @@ class Budget(AbstractExperiment):
 
 def _heads(settings: Settings) -> list[Job]:
     """Vary the particles of each head in attention, for the tasks that are named."""
-    if settings.preset == "smoke":
-        return []
+    tasks, budgets, changes = settings.tasks, BUDGETS, Job()
     seeds = 3 if settings.preset == "paper" else 5
+    if settings.preset == "smoke":
+        tasks, budgets, changes, seeds = tasks or (TOY,), (4, 8), SMALL, 2
     return [
         {
             "task": task,
             **row,
             "n_components": budget,
-            "changes": {"n_features": budget},
+            "changes": changes | {"n_features": budget},
             "seed": seed,
             "trial": seed,
         }
-        for task in settings.tasks
+        for task in tasks
         for seed in range(seeds)
-        for budget in BUDGETS
+        for budget in budgets
         for row in text_rows(("vanilla-softmaxfeat", "kernel-softmaxfeat"))
     ]

@@ -12,6 +12,7 @@ from coulomb.experiments.records import Job, Record
 # What tells repetitions of one row apart; designs beyond the paper's are repetitions.
 REPETITION = ("seed", "trial", "design")
 MATCHED = ("noise", "n_samples", "n_features", "n_components", "task")
+_ROW = ("task", "constants", "n_components", "method")  # of a table of text
 _PAPER_DESIGN = 42
 _TITLES = {
     "logistic": "logistic regression",
@@ -330,25 +331,27 @@ def compare_vanilla(records: Sequence[Record], metric: str) -> list[dict[str, An
     Returns
     -------
     list of dict
-        Task, constants, map, and the difference on the seeds that both have.
+        Task, constants, number of features where it varies, map, and the difference on
+        the seeds that both have.
     """
     rows = {
-        (r.job["task"], r.job["constants"], r.job["method"]): None
+        tuple(r.job[name] for name in _ROW if name in r.job): r.job
         for r in records
         if str(r.job.get("method")).startswith("kernel-") and not r.job.get("control")
     }
     found = []
-    for task, constants, method in rows:
-        feature_map = method.removeprefix("kernel-")
-        same = select(records, task=task, constants=constants, control=None)
+    for job in rows.values():
+        feature_map = job["method"].removeprefix("kernel-")
+        row = {name: job[name] for name in _ROW if name in job and name != "method"}
+        same = select(records, control=None, **row)
         kernel, vanilla = (
             select(same, method=f"{kind}-{feature_map}")
             for kind in ("kernel", "vanilla")
         )
         gap = paired(kernel, vanilla, metric)
         if gap.n:
-            row = {"task": task, "constants": constants, "feature_map": feature_map}
-            found.append({**row, "metric": metric, **gap._asdict()})
+            row |= {"feature_map": feature_map, "metric": metric}
+            found.append({**row, **gap._asdict()})
     return found
 
 

@@ -46,7 +46,7 @@ def experiment_tables(
     -------
     dict
         "summary" (one line for each row and metric), "controls" (learned minus
-        control, paired), for `text` "vanilla" (Kernel minus Vanilla rows, paired) and
+        control, paired), "vanilla" (Kernel minus Vanilla rows of text, paired) and
         for `runtime` "power_laws"; empty tables are left out.
     """
     metrics = METRICS.get(name, ("accuracy",))
@@ -55,10 +55,15 @@ def experiment_tables(
         for metric in metrics
         for row in as_table(summarise(records, metric))
     ]
-    judged = {"text": "accuracy", "phase-a": "score"}.get(name, "expected_accuracy")
-    tables = {"summary": summary, "controls": compare_controls(records, judged)}
-    if name == "text":
-        tables["vanilla"] = compare_vanilla(records, judged)
+    in_text = [r for r in records if "task" in r.job]
+    on_vectors = [r for r in records if "task" not in r.job]
+    judged = "score" if name == "phase-a" else "accuracy"
+    tables = {
+        "summary": summary,
+        "controls": compare_controls(on_vectors, "expected_accuracy")
+        + compare_controls(in_text, judged),
+        "vanilla": compare_vanilla(in_text, judged),
+    }
     if name == "runtime":
         tables["power_laws"] = power_laws(records)
     return {title: rows for title, rows in tables.items() if rows}

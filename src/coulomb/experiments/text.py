@@ -35,7 +35,7 @@ TOY = "toy"  # a made-up task, so that the plan can be tried without data
 LABEL_BLINDNESS = "label-blindness"
 _PRESETS = {"paper": "paper-supplement", "default": "default"}
 _PREFIXES = {"norm-matched": "control", "noise-only": "noise"}
-_SMALL: Job = {
+SMALL: Job = {
     "width": 16,
     "ffn_width": 16,
     "n_features": 8,
@@ -62,7 +62,7 @@ class Text(AbstractExperiment):
 
     def plan(self, settings: Settings) -> list[Job]:
         if settings.preset == "smoke":
-            return _plan(settings.tasks or (TOY,), _SMOKE_ROWS, 1, {"changes": _SMALL})
+            return _plan(settings.tasks or (TOY,), _SMOKE_ROWS, 1, {"changes": SMALL})
         seeds = 5 if settings.preset == "paper" else 10
         return _plan(settings.tasks or ("rotten_tomatoes",), PAPER_ROWS, seeds, {})
 

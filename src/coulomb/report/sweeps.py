@@ -91,6 +91,7 @@ def score_table(
     value: Value = EXPECTED,
     *,
     better: int = 1,
+    common: Collection[str] = COMMON,
 ) -> Table:
     """Tabulate means: one row for each method, one column for each place of an axis.
 
@@ -106,6 +107,8 @@ def score_table(
         What is averaged.
     better
         See `Column`.
+    common
+        Entries of the jobs that do not tell rows apart.
 
     Returns
     -------
@@ -113,7 +116,7 @@ def score_table(
         With the best marked, and the best possible as its last row.
     """
     place, letter = x
-    rows = by_row(records, COMMON)
+    rows = by_row(records, common)
     found = {row: estimates(part, place, value) for row, part in rows.items()}
     places = sorted({each for points in found.values() for each in points})
     columns = (

@@ -26,7 +26,7 @@ from coulomb.report.sweeps import (
     whose,
 )
 from coulomb.report.tables import Table
-from coulomb.report.text import head_groups
+from coulomb.report.text import show_heads
 
 _PAPER_DESIGN = 42
 _SIGMA = ("noise", Axis("noise on the logit, standard deviation σ", log=True))
@@ -212,7 +212,9 @@ def budget_section(records: Sequence[Record]) -> Section:
                 ("n_components", "D"),
             )
         )
-    groups.extend(head_groups(in_text))
+    in_attention = show_heads(in_text)
+    groups.extend(in_attention[0])
+    tables.extend(in_attention[1])
     return Section(
         "budget",
         "How many features are needed",

@@ -23,6 +23,7 @@ from coulomb.report.sweeps import (
     averaged,
     by_constants,
     place_of,
+    score_table,
     sweep,
     whose,
     whose_short,
@@ -102,7 +103,7 @@ def text_section(records: Sequence[Record]) -> Section:
     )
 
 
-def head_groups(records: Sequence[Record]) -> list[Group]:
+def show_heads(records: Sequence[Record]) -> tuple[list[Group], list[Table]]:
     """Show accuracy in attention against the number of particles of a head.
 
     Parameters
@@ -112,13 +113,14 @@ def head_groups(records: Sequence[Record]) -> list[Group]:
 
     Returns
     -------
-    list of Group
-        One for each task.
+    tuple
+        Charts and a table for each task.
     """
     tasks: dict[str, list[Record]] = {}
     for record in records:
         tasks.setdefault(clean(record.job.get("task")), []).append(record)
-    groups = []
+    groups, tables = [], []
+    common = (*_SHARED, "n_components")
     for task, part in tasks.items():
         budgets = {m for record in part if (m := place_of(record, "n_components"))}
         axis = Axis("particles M per head", log=True, ticks=tuple(sorted(budgets)))
@@ -128,14 +130,25 @@ def head_groups(records: Sequence[Record]) -> list[Group]:
                 f"Accuracy, {whose(constants).lower()}",
                 ("n_components", axis),
                 Axis("accuracy"),
-                by_row(chosen, (*_SHARED, "n_components")),
+                by_row(chosen, common),
                 metric("accuracy"),
             )
             for constants, chosen in by_constants(part).items()
         ]
-        name = f"Attention on {_NAMES.get(task, task)}"
-        groups.append(Group(name, tuple(chart for chart in charts if chart.layers)))
-    return groups
+        name = _NAMES.get(task, task)
+        shown = tuple(chart for chart in charts if chart.layers)
+        groups.append(Group(f"Attention on {name}", shown))
+        tables.append(
+            score_table(
+                f"heads-{slug(task)}",
+                f"Accuracy by number of particles M per head, {name}",
+                part,
+                ("n_components", "M"),
+                metric("accuracy"),
+                common=common,
+            )
+        )
+    return groups, tables
 
 
 def _published(task: str) -> dict[str, dict[str, Any]]:
