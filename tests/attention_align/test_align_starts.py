@@ -109,6 +109,20 @@ def test_labels_without_meaning_choose_nothing():
     assert kept == 3
 
 
+def test_in_doubt_the_preferred_start_is_taken():
+    """Labels without meaning do not veto; clear ones do."""
+    model, batches = marked_model(), marked_batches(20)
+    marks, signs = ([3.0, 0.0], [0.0, 0.01])
+    starts = {"marks": looking_at(model, marks), "signs": looking_at(model, signs)}
+    shuffled = [(x, y.roll(3)) for x, y in batches]
+    kept = align(marked_model(), shuffled, starts=starts, prefer="marks", **STILL)
+    assert kept.begun == "marks"
+    moved = align(marked_model(), batches, starts=starts, prefer="signs", **STILL)
+    assert moved.begun == "marks"
+    with pytest.raises(ParameterError, match=r"prefer.*did you mean 'marks'"):
+        align(marked_model(), batches, starts=starts, prefer="mark", **STILL)
+
+
 def test_a_resumed_run_does_not_choose_again(tmp_path):
     batches = marked_batches(6)
     options = {"seed": 2, "max_steps": 5, "record_every": 1}

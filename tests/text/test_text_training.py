@@ -188,6 +188,22 @@ def test_tags_that_neighbours_decide_keep_windows():
     assert "it took" in facts["summary"]
 
 
+def test_pooled_texts_keep_drawn_particles():
+    """With the default Phase A the row is its vanilla row, bit for bit."""
+    corpus = build_corpus("some", reviews(80), validation_share=0.25)
+    vocabulary = train_vocabulary(corpus.split("train").texts, size=150)
+    options = {"align_after": 0, "align_start": "windows", "align_epochs": 0.0}
+    runs = {
+        row: train_tiny(corpus, vocabulary, attention=f"{row}-cos2", **options)
+        for row in ("kernel", "vanilla")
+    }
+    facts = runs["kernel"].metrics["alignment"]
+    assert facts["begun"] is None
+    assert facts["steps"] == 0
+    kernel, vanilla = (run.weights for run in runs.values())
+    assert all(torch.equal(kernel[name], vanilla[name]) for name in vanilla)
+
+
 @pytest.mark.parametrize("tagging", [False, True])
 def test_the_likelihood_of_packed_texts_is_that_of_padded_ones(tagging):
     """What Phase A sees of packed batches, against logits of padded batches."""

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from coulomb._support.errors import ParameterError
+from coulomb._support.errors import ParameterError, unknown_name
 from coulomb._support.files import write_whole
 from coulomb._support.streams import make_generator
 from coulomb.attention._evaluation import Evaluate, evaluating
@@ -142,6 +142,7 @@ def align(
     evaluate: Evaluate | None = None,
     warm_up: WarmUp | None = None,
     starts: Mapping[str, Tensor] | None = None,
+    prefer: str = OWN,
     seed: int = 0,
     resume: str | Path | Run | None = None,
     callbacks: Sequence[Callback] = (),
@@ -178,8 +179,11 @@ def align(
     starts
         Other places to start from, by name, shape `(layers, heads, n, dim)`. The one
         with the best alignment on up to 128 training batches is taken, and the way
-        there counts as drift; the model's own particles unless another start is better
-        by two standard errors of the difference over the batches.
+        there counts as drift.
+    prefer
+        The start that is taken unless another is better by two standard errors of the
+        difference over the batches: "own", where the model's particles are, or a name
+        of `starts`.
     seed
         Of noise and order.
     resume
@@ -227,7 +231,9 @@ def align(
     begun = None
     if starts and resume is None:
         with evaluating(model), torch.no_grad():
-            judged, begun = _choose_start(problem, run, account, starts)
+            places = _places(problem, run.particles.positions, starts)
+            judged, begun = _choose_start(problem, places, prefer)
+        _move_to(places[begun], problem, run, account)
     rules: list[AbstractStopRule] = [Recorder(account)]
     rules.append(Settled(chosen.tol, "max-displacement"))
     if chosen.patience is not None:
@@ -305,11 +311,9 @@ def _begin(
     return run, account, norms
 
 
-def _choose_start(
-    problem: Problem, run: Run, account: Account, starts: Mapping[str, Tensor]
-) -> tuple[dict[str, float], str]:
-    """Move to the start that training batches prefer; tell what all are worth."""
-    own = run.particles.positions
+def _places(
+    problem: Problem, own: Tensor, starts: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     places = {OWN: own}
     for name, positions in starts.items():
         if positions.shape != own.shape:
@@ -318,6 +322,15 @@ def _choose_start(
                 f"{tuple(positions.shape)} for {name!r}."
             )
         places[name] = problem.settings.domain.project(positions.to(own))
+    return places
+
+
+def _choose_start(
+    problem: Problem, places: Mapping[str, Tensor], prefer: str
+) -> tuple[dict[str, float], str]:
+    """Ask training batches for a start; tell what all are worth."""
+    if prefer not in places:
+        raise unknown_name("prefer", prefer, places)
     numbers = problem.training[:_JUDGES]
     values = {
         name: torch.stack(
@@ -325,17 +338,20 @@ def _choose_start(
         ).double()
         for name, w in places.items()
     }
-    chosen, best = OWN, 0.0
+    chosen, best = prefer, 0.0
     for name, value in values.items():
-        gains = value - values[OWN]
+        gains = value - values[prefer]
         mean = float(gains.mean())
         error = float(gains.std()) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
         if mean > max(best, _MARGIN * error):
             chosen, best = name, mean
-    run.state = problem.sampler(account).init(Particles(places[chosen]))
-    account.drift += (places[chosen] - own).double()
-    account.now = places[chosen]
     return {name: float(value.mean()) for name, value in values.items()}, chosen
+
+
+def _move_to(place: Tensor, problem: Problem, run: Run, account: Account) -> None:
+    run.state = problem.sampler(account).init(Particles(place))
+    account.drift += (place - account.start).double()
+    account.now = place
 
 
 def _load(path: str | Path) -> tuple[Run, dict[str, Tensor]]:

@@ -70,8 +70,8 @@ class TextSettings:
     align_after
         Epochs of Phase B after which Phase A interrupts it; 0 begins with Phase A.
     align_start
-        Where Phase A begins: with the particles as "drawn", or with "windows" of
-        positions, unless the drawn ones are better aligned with the labels.
+        Where Phase A begins: with the particles as "drawn", or for tags with "windows"
+        of positions, unless the drawn ones are better aligned with the tags.
     align_epochs
         The length of Phase A, at most; fractions count.
     align_objective, align_level, align_sampler
@@ -141,7 +141,7 @@ class TextSettings:
     vocabulary_size: int = _about("Tokens", "Size of a vocabulary trained here.")
     lower_case: bool = _about("Tokens", "Lower-case the texts.")
     align_after: int = _about("Phase A", "Epochs of Phase B before it.")
-    align_start: str = _about("Phase A", "Where it begins: drawn or windows.")
+    align_start: str = _about("Phase A", "Where it begins: drawn, or windows (for tags).")
     align_epochs: float = _about("Phase A", "Its length, at most.")
     align_objective: str = _about("Phase A", "auto, centred, within-class, ...")
     align_level: str = _about("Phase A", "sequence, token, layer or head.")

@@ -329,12 +329,9 @@ def _aligned(
     setup: Setup, file: Path | None, report: Report, save_every: int
 ) -> AlignmentResult:
     batches, chosen, options = alignment_problem(setup)
-    windows = window_start(setup) if setup.settings.align_start == "windows" else None
-    starts = None
-    if windows is not None and not (file is not None and file.is_file()):
-        layers = ParticleLayers.find(setup.model)
-        starts = {"drawn": layers.read(setup.model)}
-        layers.write(setup.model, windows)
+    choice: dict[str, Any] = {}
+    if not (file is not None and file.is_file()):
+        choice = _choice_of_starts(setup)
     while True:
         resume, last = None, 0
         if file is not None and file.is_file():
@@ -353,16 +350,29 @@ def _aligned(
             setup.model,
             batches,
             settings=chosen,
-            starts=starts,
             resume=resume,
             callbacks=(told,),
             progress=False,
+            **choice,
             **options,
         )
         if file is not None:
             result.save(file)
         if result.run.reason is not StopReason.CALLBACK:
             return result
+
+
+def _choice_of_starts(setup: Setup) -> dict[str, Any]:
+    """Offer windows to tags, which may veto them.
+
+    A label of a whole text says nothing about places, not even where places are all
+    that matters: the alignment cannot judge there, and drawn particles stay.
+    """
+    wanted = setup.settings.align_start == "windows" and setup.corpus.kind == "token"
+    windows = window_start(setup) if wanted else None
+    if windows is None:
+        return {}
+    return {"starts": {"windows": windows}, "prefer": "windows"}
 
 
 def _without_labels(setup: Setup, *, control: bool) -> dict[str, Any]:
@@ -394,7 +404,7 @@ def _match_norms(setup: Setup, start: Tensor, aligned: Tensor) -> None:
 
 def _facts(result: AlignmentResult) -> dict[str, Any]:
     first, last = result.history[0], result.history[-1]
-    names = {OWN: "windows"}  # there is a choice only if it begins with those
+    names = {OWN: "drawn"}
     begun = result.begun
     return {
         "summary": result.summary(),
