@@ -141,7 +141,7 @@ class TextSettings:
     vocabulary_size: int = _about("Tokens", "Size of a vocabulary trained here.")
     lower_case: bool = _about("Tokens", "Lower-case the texts.")
     align_after: int = _about("Phase A", "Epochs of Phase B before it.")
-    align_start: str = _about("Phase A", "Where it begins: drawn, or windows (for tags).")
+    align_start: str = _about("Phase A", "Where it begins: drawn, or windows for tags.")
     align_epochs: float = _about("Phase A", "Its length, at most.")
     align_objective: str = _about("Phase A", "auto, centred, within-class, ...")
     align_level: str = _about("Phase A", "sequence, token, layer or head.")
