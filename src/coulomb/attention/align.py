@@ -385,12 +385,20 @@ def describe(result: AlignmentResult) -> str:
     layers, heads, n_particles, _ = result.positions.shape
     steps, reason = result.run.state.step, result.run.reason
     score, level = problem.objective.score, problem.settings.level
-    text = [
-        f"Phase A moved {layers} x {heads} x {n_particles} particles (layers, heads, "
-        f"particles) for {steps} steps, {steps / len(problem.training):.3g} epochs; "
-        f"it ended because {reason.value if reason else 'it was interrupted'}."
-    ]
+    shape = f"{layers} x {heads} x {n_particles} particles (layers, heads, particles)"
     first, last = history[0], history[-1]
+    before, after = result.norms
+    projected = not math.isclose(before, after, rel_tol=1e-3)
+    if steps == 0 and result.begun in (None, OWN) and not projected:
+        return (
+            f"Phase A left {shape} where they were: it was asked for no steps. Their "
+            f"alignment ({score.label()}, by {level}) is {first['alignment']:.4g}."
+        )
+    text = [
+        f"Phase A moved {shape} for {steps} steps, "
+        f"{steps / len(problem.training):.3g} epochs; it ended because "
+        f"{reason.value if reason else 'it was interrupted'}."
+    ]
     change = f"from {first['alignment']:.4g} to {last['alignment']:.4g} in training"
     if "held_out" in last:
         change += (
@@ -403,8 +411,7 @@ def describe(result: AlignmentResult) -> str:
             f"{result.starts[result.begun]:.4g}; of the model's own particles "
             f"{result.starts[OWN]:.4g})."
         )
-    before, after = result.norms
-    if not math.isclose(before, after, rel_tol=1e-3):
+    if projected:
         text.append(
             f"Before the first step the domain had brought the mean norm of the "
             f"particles from {before:.3g} to {after:.3g}: compare with that, unlearned."
