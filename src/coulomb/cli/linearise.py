@@ -40,7 +40,7 @@ def linearise(
     steps: Annotated[int, typer.Option(min=0, help="Steps of each layer.")] = 200,
     distil_steps: Annotated[
         int, typer.Option(min=0, help="Steps of all layers together.")
-    ] = 100,
+    ] = 80,
     max_tokens: Annotated[
         int, typer.Option(min=64, help="Tokens to learn from: the memory it needs.")
     ] = 30_000,

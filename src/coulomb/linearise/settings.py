@@ -67,7 +67,7 @@ class LineariseSettings:
     repulsion: float = 0.0
     check_every: int = 25
     patience: int = 3
-    distil_steps: int = 100
+    distil_steps: int = 80
     distil_step_size: float = 0.003
     pooling: str | None = "mean"
     max_tokens: int = 30_000
