@@ -313,4 +313,9 @@ def _toy() -> Corpus:
 
 
 def _plain(line: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in line.items() if isinstance(v, int | float | str)}
+    """Keep numbers and words, but no speed: records do not depend on the machine."""
+    return {
+        name: value
+        for name, value in line.items()
+        if isinstance(value, int | float | str) and name != "tokens_per_second"
+    }
