@@ -15,15 +15,18 @@ from report_cases import (
     make_runtime,
     write_results,
 )
+from scipy.stats import ttest_rel
 from typer.testing import CliRunner
 
 from coulomb._support.files import write_json
 from coulomb.cli.report import report
+from coulomb.experiments import Record
 from coulomb.report.charts import Axis, Chart, Curve, Dots, Field, Histogram, Ink
 from coulomb.report.charts import drawable as keep
 from coulomb.report.interactive import interactive
 from coulomb.report.movie import pack, read_runs
 from coulomb.report.palette import _TONES, DARK, LIGHT
+from coulomb.report.phase_a import phase_a_section
 from coulomb.report.printed import printed
 from coulomb.report.rows import Row, by_row, row_inks
 from coulomb.report.sections import chart_numbers, draw
@@ -204,3 +207,48 @@ def test_the_verb(tmp_path):
     assert done.exit_code == 0, done.output
     assert done.output == f"Page: {out}\n"
     assert out.read_text().startswith("<!doctype html>")
+
+
+def test_unnamed_methods_have_colours_of_their_own():
+    """A control keeps the colour of its row, and no other row has it."""
+    rows = [
+        Row("kernel-elu", "default", "", ()),
+        Row("kernel-elu", "default", "norm-matched", ()),
+        Row("vanilla-elu", "default", "", ()),
+    ]
+    kernel, control, vanilla = row_inks(rows).values()
+    assert kernel.slot == control.slot != vanilla.slot
+    assert (kernel.dash, control.dash, vanilla.dash) == (0, 1, 0)
+
+
+def arm(method, control, budget, seed, score):
+    job = {
+        "task": "tags",
+        "method": method,
+        "control": control,
+        "n_components": budget,
+        "seed": seed,
+        "trial": seed,
+        "constants": "default",
+    }
+    metrics = {"score": score, "validation_score": score}
+    return Record("phase-a", job, "", "test", metrics, {}, {}, "1")
+
+
+def test_the_proof_of_phase_a_is_shown():
+    gains = (0.04, 0.05, 0.06)
+    records = [arm("softmax", None, None, i, 0.8) for i in range(3)]
+    records += [arm("vanilla", None, 32, i, 0.6) for i in range(3)]
+    records += [arm("learned", None, 32, i, 0.6 + gain) for i, gain in enumerate(gains)]
+    broken = arm("learned", None, "many", 0, 0.9)
+    section = phase_a_section([*records, broken, arm("vanilla", None, 8, 0, "x")])
+    differences, scores = section.tables
+    words = [[cell.text for cell in row] for row in differences.rows]
+    assert [row[3] for row in words] == ["vanilla", "softmax"]
+    assert differences.rows[0][4].value == pytest.approx(0.05)
+    expected = ttest_rel([0.64, 0.65, 0.66], [0.6] * 3).pvalue
+    assert differences.rows[0][5].value == pytest.approx(expected)
+    assert [row[0].text for row in scores.rows] == ["learned", "vanilla", "softmax"]
+    (chart,) = section.groups[0].charts
+    assert chart.layers[0].values == pytest.approx((0.65, 0.6, 0.8))
+    assert phase_a_section([broken]).tables == ()

@@ -10,6 +10,7 @@ from coulomb.experiments.records import Record
 from coulomb.experiments.summary import Difference, paired, select
 from coulomb.report.general import general_section
 from coulomb.report.movie import Run
+from coulomb.report.phase_a import phase_a_section
 from coulomb.report.reading import Results
 from coulomb.report.rows import clean
 from coulomb.report.runtime import runtime_section
@@ -27,6 +28,7 @@ _BUILDERS: dict[str, Callable[[Sequence[Record]], Section]] = {
     "budget": budget_section,
     "runtime": runtime_section,
     "text": text_section,
+    "phase-a": phase_a_section,
 }
 
 
@@ -188,7 +190,7 @@ _LEAD = (
     "beside the controls it lacks."
 )
 _THEORY = ("meanfield", "deviations")
-_ORDER = ("noise", "strength", "budget", "runtime", "text", *_THEORY)
+_ORDER = ("noise", "strength", "budget", "runtime", "text", "phase-a", *_THEORY)
 
 
 def _order(records: dict[str, list[Record]]) -> list[str]:

@@ -336,8 +336,9 @@ def row_inks(rows: Iterable[Row]) -> dict[Row, Ink]:
     families: dict[str, list[Any]] = {}
     free = [(slot, dash) for dash in range(4) for slot in range(8)]
     for row in rows:
-        slots = _SLOTS.get(row.method, _OTHERS)
         family = families.setdefault(row.method, [])
+        others = [method for method in families if method not in _SLOTS]
+        slots = _SLOTS.get(row.method) or _from(_OTHERS, others.index(row.method))
         if row.variant not in family:
             family.append(row.variant)
         slot = slots[family.index(row.variant) % len(slots)]
@@ -348,6 +349,12 @@ def row_inks(rows: Iterable[Row]) -> dict[Row, Ink]:
             free.remove(pair)
         inks[row] = Ink(*pair, marker=len(inks) % 7)
     return inks
+
+
+def _from(slots: tuple[int, ...], first: int) -> tuple[int, ...]:
+    """Turn the slots round, so that unnamed methods begin with colours of their own."""
+    first %= len(slots)
+    return slots[first:] + slots[:first]
 
 
 def _note(x: float, point: Estimate, unit: str) -> str:
