@@ -115,6 +115,7 @@ def test_in_doubt_the_preferred_start_is_taken():
     marks, signs = ([3.0, 0.0], [0.0, 0.01])
     starts = {"marks": looking_at(model, marks), "signs": looking_at(model, signs)}
     shuffled = [(x, y.roll(3)) for x, y in batches]
+    assert align(marked_model(), shuffled, starts=starts, **STILL).begun == "own"
     kept = align(marked_model(), shuffled, starts=starts, prefer="marks", **STILL)
     assert kept.begun == "marks"
     moved = align(marked_model(), batches, starts=starts, prefer="signs", **STILL)

@@ -16,11 +16,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from coulomb._support.errors import ParameterError, unknown_name
+from coulomb._support.errors import ParameterError
 from coulomb._support.files import write_whole
 from coulomb._support.streams import make_generator
 from coulomb.attention._evaluation import Evaluate, evaluating
 from coulomb.attention._moves import MOVES, Account, Recorder
+from coulomb.attention._starts import OWN, choose_start, read_places
 from coulomb.attention.phase_a import AlignmentSettings, Problem, set_up
 from coulomb.dynamics.loop import (
     Callback,
@@ -36,9 +37,6 @@ from coulomb.features import Particles
 
 # Below this ratio the alignment makes less than 1 % of the mean square of the moves.
 DROWNED = 0.1
-OWN = "own"
-_JUDGES = 128  # training batches that choose among starts
-_MARGIN = 2.0  # standard errors: the best of several is often only the luckiest
 # Of an epoch and of all, unless it is said how often: a record goes through all
 # held-out batches.
 _RECORDS, _MOST_RECORDS = 4, 10
@@ -231,8 +229,8 @@ def align(
     begun = None
     if starts and resume is None:
         with evaluating(model), torch.no_grad():
-            places = _places(problem, run.particles.positions, starts)
-            judged, begun = _choose_start(problem, places, prefer)
+            places = read_places(problem, run.particles.positions, starts)
+            judged, begun = choose_start(problem, places, prefer)
         _move_to(places[begun], problem, run, account)
     rules: list[AbstractStopRule] = [Recorder(account)]
     rules.append(Settled(chosen.tol, "max-displacement"))
@@ -309,43 +307,6 @@ def _begin(
             )
         network.free[name] = extra[f"align.free.{name}"].to(network.free[name])
     return run, account, norms
-
-
-def _places(
-    problem: Problem, own: Tensor, starts: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    places = {OWN: own}
-    for name, positions in starts.items():
-        if positions.shape != own.shape:
-            raise ParameterError(
-                f"`starts` must hold particles of shape {tuple(own.shape)}; got "
-                f"{tuple(positions.shape)} for {name!r}."
-            )
-        places[name] = problem.settings.domain.project(positions.to(own))
-    return places
-
-
-def _choose_start(
-    problem: Problem, places: Mapping[str, Tensor], prefer: str
-) -> tuple[dict[str, float], str]:
-    """Ask training batches for a start; tell what all are worth."""
-    if prefer not in places:
-        raise unknown_name("prefer", prefer, places)
-    numbers = problem.training[:_JUDGES]
-    values = {
-        name: torch.stack(
-            [problem.objective.score_batch(Particles(w), number) for number in numbers]
-        ).double()
-        for name, w in places.items()
-    }
-    chosen, best = prefer, 0.0
-    for name, value in values.items():
-        gains = value - values[prefer]
-        mean = float(gains.mean())
-        error = float(gains.std()) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
-        if mean > max(best, _MARGIN * error):
-            chosen, best = name, mean
-    return {name: float(value.mean()) for name, value in values.items()}, chosen
 
 
 def _move_to(place: Tensor, problem: Problem, run: Run, account: Account) -> None:

@@ -149,6 +149,6 @@ def _differences(records: Sequence[Record]) -> Table:
         "Learned arms minus the others, paired by seed",
         columns,
         tuple(body),
-        "Mean difference ± standard error; p is of Student's paired test, two-sided. "
+        "Mean difference ± standard error; p is of Student’s paired test, two-sided. "
         "With Phase A of the default, noise alone is the vanilla arm.",
     )

@@ -13,7 +13,7 @@ from coulomb._support.errors import ParameterError
 from coulomb._support.streams import make_generator
 from coulomb.attention import AlignmentResult, AlignmentSettings, align
 from coulomb.attention._evaluation import Evaluate, ParticleLayers
-from coulomb.attention.align import OWN
+from coulomb.attention._starts import OWN
 from coulomb.attention.controls import noise_twin
 from coulomb.attention.encoder import KernelEncoder
 from coulomb.attention.neighbours import Neighbours
