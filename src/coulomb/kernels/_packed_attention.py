@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from coulomb.kernels._loops import _SUMS, _entry, _helper
+from coulomb.kernels._loops import _SUMS, APART, _entry, _helper
 from coulomb.kernels._packed_blocks import mix, products
 from coulomb.kernels._packed_maps import exp_row
 
@@ -35,7 +35,7 @@ def _blocks(bounds: Any) -> Any:
     longest = 0
     for s in range(bounds.shape[0] - 1):
         longest = max(longest, bounds[s + 1] - bounds[s])
-    wide = _padded(longest)
+    wide = max(_padded(longest), APART)
     return (
         np.zeros((longest, wide), _f),
         np.zeros((longest, wide), _f),
