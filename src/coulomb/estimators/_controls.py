@@ -73,6 +73,7 @@ def noise_only(learned: Any, seed: int) -> Any:
         laws={learned.law_: settings.laws[learned.law_]},
         inverse_temperature=learned.inverse_temperature_,
         max_iter=learned.n_iter_,
+        pursuit=0,
         # Where V = 0 there is nothing to watch, and no rows to choose from.
         tol=0.0,
         stopping="settled",
@@ -86,4 +87,5 @@ def noise_only(learned: Any, seed: int) -> Any:
     positions = found.run.particles.positions.numpy()
     twin.particles_ = twin._embed(positions.T).T
     twin.random_weights_ = twin._embed(positions[found.chosen.numpy()].T)
+    twin.n_pursued_ = 0
     return twin

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coulomb._support.streams import make_generator
 from coulomb.domains import AbstractDomain, Masked
-from coulomb.dynamics.initial import SpectralDraw, SpectralMixture
+from coulomb.dynamics.initial import SpectralDraw, SpectralMixture, draw_phases
 from coulomb.dynamics.langevin import ProjectedLangevin
 from coulomb.dynamics.loop import Run, RunSettings, proceed, start
 from coulomb.dynamics.resampling import (
@@ -24,7 +24,15 @@ from coulomb.dynamics.resampling import (
 )
 from coulomb.dynamics.stopping import AbstractStopRule, HeldOut, Settled, StopReason
 from coulomb.energy import Hamiltonian
-from coulomb.estimators._selection import CAUTIOUS, REFERENCE, Trial, choose_law
+from coulomb.estimators._pursuit import Moments, Waves, choose_count, pursue
+from coulomb.estimators._selection import (
+    BROAD,
+    CAUTIOUS,
+    LAWS,
+    REFERENCE,
+    Trial,
+    choose_law,
+)
 from coulomb.features import AbstractFeatureMap, Fourier, Particles
 from coulomb.interactions import (
     AbstractInteraction,
@@ -44,11 +52,21 @@ from coulomb.objectives import (
 _ENOUGH_TO_CHOOSE = 50
 _ROWS_TO_CHOOSE = 2000  # more rows change a choice little and cost much
 _ROWS_TO_WEIGH = 20_000  # for the energies of thousands of candidates
+_ROWS_TO_PURSUE = 10_000  # for the products of a pool of features
+_POOL = 1000
 _MANY_PARTICLES = 5000  # above, pairs are summed with a far field
 _WORTH_A_THREAD = 2_000_000_000
 _STEP = 0.02  # of the fastest relaxation: eta = beta * step * variance
 _VALIDATION = 0.2
-_STREAMS = {"start": 0, "selection": 1, "moves": 2, "choice": 3, "held-out": 4}
+_STREAMS = {
+    "start": 0,
+    "selection": 1,
+    "moves": 2,
+    "choice": 3,
+    "held-out": 4,
+    "pool": 5,
+    "phases": 9,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +74,8 @@ class LearningSettings:
     """What a fit is asked to do, with every name resolved.
 
     `inverse_temperature` None lets the data choose, `n_candidates` None starts from the
-    law itself, `step_size` None follows the temperature.
+    law itself, `step_size` None follows the temperature, `pursuit` None lets the data
+    choose how many features are chosen one after the other.
     """
 
     n_components: int
@@ -78,6 +97,7 @@ class LearningSettings:
     full_batch_up_to: int
     distinct_pairs: bool
     resample: str
+    pursuit: int | None
     stopping: str
     seed: int
     progress: bool
@@ -94,6 +114,9 @@ class Learned(NamedTuple):
     trials: list[Trial]
     chosen: Tensor  # indices of the particles that become features
     effective_sample_size: float
+    waves: Waves  # the features: particles, then those that were pursued
+    pursued: int  # how many they are
+    pursuits: list[tuple[int, float]]  # numbers that were tried, and held-out scores
 
 
 def learn(
@@ -122,18 +145,31 @@ def learn(
         draw, beta, size = _draw_start(sample, law, divergence, settings)
         run = _move(sample, draw, beta, settings)
         chosen, weighted_size = _choose_particles(run, sample, draw, beta, settings)
-    return Learned(
-        run, draw, law, divergence, beta, trials, chosen, weighted_size or size
-    )
+        drawn = _with_phases(run.particles.positions[chosen], settings)
+        learned = Learned(
+            *(run, draw, law, divergence, beta, trials, chosen),
+            *(weighted_size or size, drawn, 0, []),
+        )
+        return _pursued(sample, order, distinct_rows, learned, settings)
 
 
-def go_on(sample: Sample, learned: Learned, settings: LearningSettings) -> Learned:
+def go_on(
+    sample: Sample,
+    order: Tensor,
+    distinct_rows: int,
+    learned: Learned,
+    settings: LearningSettings,
+) -> Learned:
     """Let learned particles move on, with other data.
 
     Parameters
     ----------
     sample
         Standardised inputs, labels, weights.
+    order
+        Rows sorted by label, for balanced folds.
+    distinct_rows
+        How many different rows there are.
     learned
         Where to go on from.
     settings
@@ -148,10 +184,12 @@ def go_on(sample: Sample, learned: Learned, settings: LearningSettings) -> Learn
     beta = learned.inverse_temperature
     with _sensible_threads(sample, settings):
         moved = _move(sample, draw, beta, settings, learned.run)
-    return learned._replace(run=moved, draw=draw)
+        drawn = _with_phases(moved.particles.positions[learned.chosen], settings)
+        learned = learned._replace(run=moved, draw=draw, waves=drawn)
+        return _pursued(sample, order, distinct_rows, learned, settings)
 
 
-def fixed(dim: int, settings: LearningSettings) -> tuple[Particles, str]:
+def fixed(dim: int, settings: LearningSettings) -> tuple[Waves, str]:
     """Draw features that have learned nothing, from the first law.
 
     Parameters
@@ -164,12 +202,15 @@ def fixed(dim: int, settings: LearningSettings) -> tuple[Particles, str]:
     Returns
     -------
     tuple
-        Particles and the name of their law.
+        Features and the name of their law.
     """
     name, law = next(iter(settings.laws.items()))
-    generator = _stream(settings, "start")
-    positions = law.draw(settings.n_components, dim, generator=generator)
-    return Particles(settings.domain.project(positions)), name
+    positions = torch.empty(settings.n_components, 0, dtype=torch.float64)
+    if dim:
+        generator = _stream(settings, "start")
+        positions = law.draw(settings.n_components, dim, generator=generator)
+        positions = settings.domain.project(positions)
+    return _with_phases(positions, settings), name
 
 
 @contextmanager
@@ -202,10 +243,7 @@ def _choose(
         law, divergence = CAUTIOUS if distinct_rows < _ENOUGH_TO_CHOOSE else REFERENCE
         known = law if law in settings.laws else first
         return known, divergence if divergences else None, []
-    rows = order
-    if len(order) > _ROWS_TO_CHOOSE:
-        drawn = torch.randperm(len(order), generator=_stream(settings, "held-out"))
-        rows = order[drawn[:_ROWS_TO_CHOOSE].sort().values]
+    rows = _some(order, _ROWS_TO_CHOOSE, settings)
     best, trials = choose_law(
         sample.x[rows],
         sample.labels[rows],
@@ -377,3 +415,60 @@ def _choose_particles(
     resampler = resamplers.build("systematic")
     chosen = resampler(weights, keep, generator=generator)
     return chosen, effective_sample_size(weights)
+
+
+def _with_phases(positions: Tensor, settings: LearningSettings) -> Waves:
+    # Phases have a stream of their own: learned and fixed features share them.
+    phases = draw_phases(len(positions), generator=_stream(settings, "phases"))
+    return Waves(positions.double(), phases)
+
+
+def _pursued(
+    sample: Sample,
+    order: Tensor,
+    distinct_rows: int,
+    learned: Learned,
+    settings: LearningSettings,
+) -> Learned:
+    """Replace the last features by some that are chosen one after the other."""
+    drawn, count = learned.waves, settings.pursuit
+    if count == 0 or distinct_rows < _ENOUGH_TO_CHOOSE:
+        return learned._replace(pursued=0, pursuits=[])
+    pool = _draw_pool(sample.x.shape[1], learned.law, settings)
+    scores: list[tuple[int, float]] = []
+    weights = sample.probabilities * sample.size
+    if count is None:
+        rows = _some(order, _ROWS_TO_CHOOSE, settings)
+        count, scores = choose_count(
+            *(sample.x[rows], sample.labels[rows], weights[rows]),
+            torch.arange(len(rows)),
+            drawn=drawn,
+            pool=pool,
+        )
+    if count:
+        rows = _some(order, _ROWS_TO_PURSUE, settings)
+        moments = Moments.of(
+            pool.features(sample.x[rows]), sample.labels[rows], weights[rows]
+        )
+        found = pool.take(pursue(*moments.centred(), count))
+        kept = drawn.take(slice(len(drawn.phases) - count))
+        drawn = Waves(*(torch.cat(both) for both in zip(kept, found, strict=True)))
+    return learned._replace(waves=drawn, pursued=count, pursuits=scores)
+
+
+def _draw_pool(dim: int, law: str, settings: LearningSettings) -> Waves:
+    """Draw from the law that was chosen and, if all were open, from a broad one."""
+    generator = _stream(settings, "pool")
+    laws = [settings.laws[law]] + [BROAD] * (settings.laws is LAWS)
+    size = max(_POOL, settings.pursuit or 0) // len(laws)
+    parts = [each.draw(size, dim, generator=generator) for each in laws]
+    positions = settings.domain.project(torch.cat(parts))
+    return Waves(positions, draw_phases(len(positions), generator=generator))
+
+
+def _some(order: Tensor, most: int, settings: LearningSettings) -> Tensor:
+    """Take some rows if there are many; they stay sorted by label."""
+    if len(order) <= most:
+        return order
+    drawn = torch.randperm(len(order), generator=_stream(settings, "held-out"))
+    return order[drawn[:most].sort().values]

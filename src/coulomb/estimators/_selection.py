@@ -37,14 +37,18 @@ LAWS = {
         tuple(Component(k, m) for k in (1, 2, 3, 0) for m in (4.0, 8.0, 16.0))
     ),
 }
+# What the pool of `pursue` has beside the chosen law: every scale that may be of use.
+BROAD = SpectralMixture(
+    tuple(Component(k, m) for k in (1, 2, 3, 0) for m in (0.25, 0.5, 1.0, 2.0))
+)
 DIVERGENCES = (0.0, 0.5, 1.0, 2.0)
 # What is taken unless another choice is better by 1.5 standard errors: the best of many
 # noisy scores is too often the luckiest.
 REFERENCE = ("mixed", 1.0)
-_MARGIN = 1.5
+MARGIN = 1.5
 # Too few rows to score anything are bent less.
 CAUTIOUS = ("mixed", 0.5)
-_FOLDS = 5
+FOLDS = 5
 _RIDGE = 1.0
 _MOST_FEATURES = 256
 _BLOCK = 1 << 21
@@ -99,7 +103,7 @@ def choose_law(
     tuple
         The chosen trial and all of them.
     """
-    folds = _deal_folds(order, len(x))
+    folds = deal_folds(order, len(x))
     weights = weights / weights.mean()
     trials: list[Trial] = []
     seen: set[tuple[Component, ...]] = set()
@@ -122,7 +126,7 @@ def choose_law(
                 min(n_features, _MOST_FEATURES),
                 generator,
             )
-            score, losses = _judge(predictions, labels, weights)
+            score, losses = judge(predictions, labels, weights)
             trials.append(Trial(name, divergence, score, losses))
     return _best(trials), trials
 
@@ -134,27 +138,41 @@ def _best(trials: list[Trial]) -> Trial:
         if (trial.law, trial.divergence) == REFERENCE:
             gain = trial.losses - best.losses
             standard_error = float(gain.std()) / math.sqrt(len(gain))
-            if float(gain.mean()) <= _MARGIN * standard_error:
+            if float(gain.mean()) <= MARGIN * standard_error:
                 return trial
     return best
 
 
-def _deal_folds(order: Tensor, n: int) -> Tensor:
+def deal_folds(order: Tensor, n: int) -> Tensor:
+    """Deal rows out to the folds.
+
+    Parameters
+    ----------
+    order
+        Rows sorted by label.
+    n
+        How many there are.
+
+    Returns
+    -------
+    Tensor
+        The fold of each row.
+    """
     folds = torch.empty(n, dtype=torch.long)
-    folds[order] = torch.arange(n) % _FOLDS
+    folds[order] = torch.arange(n) % FOLDS
     return folds
 
 
 def _fold_sums(x: Tensor, labels: Tensor, folds: Tensor, drawn: SpectralDraw) -> Tensor:
     """Compute `sum_{i in fold} q_i Y_i e^{i w.x_i}` as `(2, folds, labels, n)`."""
-    member = torch.nn.functional.one_hot(folds, _FOLDS).to(x)  # (n, folds)
+    member = torch.nn.functional.one_hot(folds, FOLDS).to(x)  # (n, folds)
     split = (member.unsqueeze(-1) * labels.unsqueeze(1)).flatten(1)
     positions = drawn.positions.to(x)
     parts = []
     for block in torch.split(positions, max(1, _BLOCK // len(x))):
         angles = x @ block.mT
         parts.append(torch.stack([split.mT @ angles.cos(), split.mT @ angles.sin()]))
-    shape = (2, _FOLDS, labels.shape[1], len(positions))
+    shape = (2, FOLDS, labels.shape[1], len(positions))
     return torch.cat(parts, dim=-1).reshape(shape)
 
 
@@ -173,7 +191,7 @@ def _predict_folds(
     whole = sums.sum(dim=1)
     beta = temperature_of_divergence(_energy(whole, weights.sum()), divergence)
     predictions = torch.empty_like(labels)
-    for fold in range(_FOLDS):
+    for fold in range(FOLDS):
         inside = folds != fold
         energy = _energy(whole - sums[:, fold], weights[inside].sum())
         chosen = resamplers.build("systematic")(
@@ -204,9 +222,22 @@ def _ridge(features: Tensor, labels: Tensor, weights: Tensor, new: Tensor) -> Te
     return (new - centre) @ torch.cholesky_solve(right, factor) + level
 
 
-def _judge(
-    predictions: Tensor, labels: Tensor, weights: Tensor
-) -> tuple[float, Tensor]:
+def judge(predictions: Tensor, labels: Tensor, weights: Tensor) -> tuple[float, Tensor]:
+    """Compare predictions with labels, whatever their scale.
+
+    Parameters
+    ----------
+    predictions, labels
+        Shape `(n, n_labels)`.
+    weights
+        Positive weights, shape `(n,)`.
+
+    Returns
+    -------
+    tuple
+        Their alignment `<P, Y> / (|P| |Y|)`, and the weighted squared error of each row
+        at the best scale.
+    """
     column = weights.unsqueeze(-1)
     cross = (column * predictions * labels).sum()
     size = (column * predictions.square()).sum()

@@ -8,7 +8,7 @@ from coulomb.domains import AbstractDomain, Ball, domains
 from coulomb.dynamics.initial import Component, SpectralMixture
 from coulomb.estimators._learning import LearningSettings
 from coulomb.estimators._selection import DIVERGENCES, LAWS
-from coulomb.features import as_feature_map
+from coulomb.features import Fourier, as_feature_map
 from coulomb.interactions import AbstractInteraction, interactions
 
 _CHOICES = {
@@ -32,6 +32,7 @@ PAPER: dict[str, Any] = {
     "batch_size": None,
     "labels": "paper",
     "resample": "gibbs",
+    "pursuit": 0,
     "standardize": False,
 }
 _FULL_BATCH = 20_000
@@ -84,6 +85,7 @@ def resolve_settings(sampler: Any, seed: int) -> LearningSettings:
         full_batch_up_to=_FULL_BATCH if sampler.batch_size == "auto" else 0,
         distinct_pairs=sampler.labels == "paper",
         resample=sampler.resample,
+        pursuit=_count_pursued(sampler, beta),
         stopping=sampler.stopping,
         seed=seed,
         progress=bool(sampler.verbose),
@@ -126,6 +128,28 @@ def _count_candidates(sampler: Any, n_particles: int, beta: float | None) -> int
             "'auto'. Give one of the two a number."
         )
     return None
+
+
+def _count_pursued(sampler: Any, beta: float | None) -> int | None:
+    """Give how many features are pursued, None if held-out folds shall decide."""
+    fourier = isinstance(as_feature_map(sampler.feature_map), Fourier)
+    if isinstance(sampler.pursuit, str):
+        if sampler.pursuit != "auto":
+            raise unknown_name("pursuit", sampler.pursuit, ["auto"])
+        # Who gives a temperature wants particles of that temperature.
+        return None if fourier and beta is None else 0
+    count = check_count("pursuit", sampler.pursuit, at_least=0)
+    if count > sampler.n_components:
+        raise ParameterError(
+            f"`pursuit` must be at most `n_components` = {sampler.n_components}; got "
+            f"{count}. Lower it, or use 'auto'."
+        )
+    if count and not fourier:
+        raise ParameterError(
+            f"`pursuit` must be 0 with the feature map {sampler.feature_map!r}; got "
+            f"{count}. Only Fourier features are pursued."
+        )
+    return count
 
 
 def _number_or_auto(name: str, value: Any, *, infinite: bool = False) -> float | None:

@@ -13,8 +13,6 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
-from coulomb._support.streams import make_generator
-from coulomb.dynamics.initial import draw_phases
 from coulomb.dynamics.stopping import StopReason
 from coulomb.estimators._columns import Target, label_columns, read_target
 from coulomb.estimators._controls import noise_only, norm_matched
@@ -27,6 +25,7 @@ from coulomb.estimators._learning import (
     learn,
 )
 from coulomb.estimators._memory import Memory, Rows
+from coulomb.estimators._pursuit import Waves
 from coulomb.estimators._settings import PAPER, check_auto_gamma, resolve_settings
 from coulomb.features import Fourier, Particles, as_feature_map
 from coulomb.objectives import Sample
@@ -95,6 +94,10 @@ class CoulombSampler(AbstractFourierSampler):
         fractions or very many different values.
     resample
         How D of the particles are chosen: "uniform", or "gibbs" by their energies.
+    pursuit
+        How many of the D features are instead chosen one after the other from a pool,
+        each by what the earlier ones leave of the labels. "auto" decides on held-out
+        folds, 0 with a given `inverse_temperature`.
     stopping
         "settled" or "held-out" (a fifth of the rows is kept aside to decide).
     standardize
@@ -121,6 +124,8 @@ class CoulombSampler(AbstractFourierSampler):
         What was chosen: the starting law, how far (in nats) the labels bent it, `beta`.
     selection_
         Every choice that was tried, with its held-out score.
+    n_pursued_
+        How many of the features were chosen one after the other; they are the last.
     random_weights_, random_offset_, feature_scale_
         Frequencies, phases and amplitudes of the features.
     mean_, scale_, gamma_
@@ -165,6 +170,7 @@ class CoulombSampler(AbstractFourierSampler):
         labels: str = "centred",
         target: str = "auto",
         resample: str = "uniform",
+        pursuit: str | int = "auto",
         stopping: str = "settled",
         standardize: bool = True,
         random_state: Any = None,
@@ -189,6 +195,7 @@ class CoulombSampler(AbstractFourierSampler):
         self.labels = labels
         self.target = target
         self.resample = resample
+        self.pursuit = pursuit
         self.stopping = stopping
         self.standardize = standardize
         self.random_state = random_state
@@ -209,7 +216,8 @@ class CoulombSampler(AbstractFourierSampler):
         -------
         CoulombSampler
             300 particles, step 30, `beta` 100, 2000 steps, log repulsion of strength
-            0.5, a ball of radius 5, clipping at 1, raw labels, no prior, Gibbs choice.
+            0.5, a ball of radius 5, clipping at 1, raw labels, no prior, Gibbs choice,
+            no pursuit.
         """
         return cls(n_components, **(PAPER | changes))
 
@@ -372,12 +380,13 @@ class CoulombSampler(AbstractFourierSampler):
         if settings.max_iter == 0 or x.shape[1] == 0:
             self._keep_fixed(x.shape[1], settings)
             return
+        order = torch.from_numpy(np.argsort(target.values, kind="stable"))
+        about = sample, order, _count_distinct(x)
         if self._learned is None:
-            order = torch.from_numpy(np.argsort(target.values, kind="stable"))
-            self._learned = learn(sample, order, _count_distinct(x), settings)
+            self._learned = learn(*about, settings)
         else:
-            self._learned = go_on(sample, self._learned, settings)
-        self._keep_learned(self._learned, settings)
+            self._learned = go_on(*about, self._learned, settings)
+        self._keep_learned(self._learned)
 
     def _waits_for_classes(self, target: Target) -> bool:
         """Whether chunks have shown one class so far, and more were announced."""
@@ -403,7 +412,7 @@ class CoulombSampler(AbstractFourierSampler):
         weights = None if equal else torch.from_numpy(weight / weight.sum()).to(dtype)
         return Sample(torch.from_numpy(x).to(dtype), labels.to(dtype), weights)
 
-    def _keep_learned(self, learned: Learned, settings: LearningSettings) -> None:
+    def _keep_learned(self, learned: Learned) -> None:
         run = learned.run
         positions = run.particles.positions.double().numpy()
         self.particles_ = self._embed(positions.T).T
@@ -417,8 +426,9 @@ class CoulombSampler(AbstractFourierSampler):
         self.selection_ = [
             {"law": t.law, "divergence": t.divergence, "score": t.score}
             for t in learned.trials
-        ]
-        self._store(positions[learned.chosen.numpy()], settings)
+        ] + [{"pursued": count, "score": score} for count, score in learned.pursuits]
+        self.n_pursued_ = learned.pursued
+        self._store_waves(learned.waves)
         if self.tol > 0 and reason is StopReason.MAX_STEPS:
             warnings.warn(
                 f"CoulombSampler made all {self.max_iter} steps before `tol` = "
@@ -428,23 +438,17 @@ class CoulombSampler(AbstractFourierSampler):
             )
 
     def _keep_fixed(self, dim: int, settings: LearningSettings) -> None:
-        positions = np.empty((settings.n_components, 0))
-        self.law_ = next(iter(settings.laws))
-        if dim:
-            particles, self.law_ = fixed(dim, settings)
-            positions = particles.positions.numpy()
-        self.particles_ = self._embed(positions.T).T
+        waves, self.law_ = fixed(dim, settings)
+        self.particles_ = self._embed(waves.positions.numpy().T).T
+        self.n_pursued_ = 0
         self.n_iter_, self.history_, self.selection_ = 0, _columns_of([]), []
         self.stop_reason_ = StopReason.MAX_STEPS.value
         self.divergence_, self.inverse_temperature_ = 0.0, 0.0
         self.effective_sample_size_ = float(settings.n_components)
-        self._store(positions, settings)
+        self._store_waves(waves)
 
-    def _store(self, positions: np.ndarray, settings: LearningSettings) -> None:
-        # Phases have a stream of their own: learned and fixed features share them.
-        generator = make_generator(settings.seed, 9)
-        phases = draw_phases(settings.n_components, generator=generator)
-        self._store_features(positions.T, phases.numpy())
+    def _store_waves(self, waves: Waves) -> None:
+        self._store_features(waves.positions.numpy().T, waves.phases.numpy())
 
     def _dense(self, rows: Any, weight: np.ndarray, target: Target) -> Rows:
         """Standardise the columns that vary; of huge sparse data, of some rows."""

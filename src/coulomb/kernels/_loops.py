@@ -26,8 +26,8 @@ SCRATCH = 1 << 17  # bytes of sines and cosines kept between the two passes
 # A loop that stores and adds up is compiled twice: in vectors, and one by one in case
 # that it reads what it has just written, which it guesses from an output that begins
 # less than 32 numbers after an input. The two add in different orders. So that the last
-# bit does not depend on where arrays happen to be, inputs of such loops have at least as
-# many numbers in a row, or storing and adding up are loops of their own.
+# bit does not depend on where arrays happen to be, inputs of such loops have at least
+# as many numbers in a row, or storing and adding up are loops of their own.
 APART = 32
 
 # The law of the pair force, chosen once outside the loops.
