@@ -76,7 +76,7 @@ def test_arms_differ_in_their_particles_only():
         if name != "attention":
             assert len({str(each[name]) for each in settings}) == 1
     assert {job["seed"] for job in plan} == set(range(5))
-    assert {job["n_components"] for job in plan} == {32, 256, None}
+    assert {job["n_components"] for job in plan} == {16, 32, 64, 256, None}
 
 
 def test_splits_are_thinned_at_random_and_say_so():

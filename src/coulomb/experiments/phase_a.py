@@ -34,7 +34,8 @@ from coulomb.text.tokens import (
 )
 from coulomb.text.training import train
 
-SMALL, LARGE = 32, 256  # particles of each head
+# Particles of each head, those that matter most first.
+BUDGETS = (32, 256, 16, 64)
 # Tasks whose rows are many, or long, are thinned: rows of each split.
 ROWS: dict[str, dict[str, int]] = {
     "qqp": {"train": 10_000, "validation": 4000},
@@ -106,7 +107,7 @@ class PhaseA(AbstractExperiment):
             return _plan(tasks, (4, 8), 2, _TOY_CHANGES)
         seeds = 5 if settings.preset == "paper" else 10
         tasks = settings.tasks or ("conll2003", "qqp", "rotten_tomatoes", "mrpc")
-        return _plan(tasks, (SMALL, LARGE), seeds, {})
+        return _plan(tasks, BUDGETS, seeds, {})
 
     def run(self, job: Job, settings: Settings) -> Sequence[Outcome]:
         wall, cpu = perf_counter(), process_time()
