@@ -6,8 +6,8 @@ steps and run loop. Only the energy differs: it asks the model for its outputs.
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from coulomb._support.files import write_whole
 from coulomb._support.streams import make_generator
 from coulomb.attention._evaluation import Evaluate, evaluating
 from coulomb.attention._moves import MOVES, Account, Recorder
-from coulomb.attention._starts import OWN, choose_start, read_places
 from coulomb.attention.phase_a import AlignmentSettings, Problem, set_up
 from coulomb.dynamics.loop import (
     Callback,
@@ -58,19 +57,12 @@ class AlignmentResult:
         What was asked.
     norms
         The mean norm of the particles in the model, and after projection on the domain.
-    starts
-        The alignment of every start on the batches that chose, by name, "own" for that
-        of the model; empty if there was no choice, or the run was resumed.
-    begun
-        The name of the start that was taken; None without a choice.
     """
 
     run: Run
     account: Account
     problem: Problem
     norms: tuple[float, float]
-    starts: Mapping[str, float] = field(default_factory=dict)
-    begun: str | None = None
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -139,8 +131,6 @@ def align(
     held_out: Iterable[Any] | float | None = 0.2,
     evaluate: Evaluate | None = None,
     warm_up: WarmUp | None = None,
-    starts: Mapping[str, Tensor] | None = None,
-    prefer: str = OWN,
     seed: int = 0,
     resume: str | Path | Run | None = None,
     callbacks: Sequence[Callback] = (),
@@ -174,14 +164,6 @@ def align(
     warm_up
         Called with the model and the training batches before anything else, such as
         `CrossEntropy(epochs=1)`; not when resuming.
-    starts
-        Other places to start from, by name, shape `(layers, heads, n, dim)`. The one
-        with the best alignment on up to 128 training batches is taken, and the way
-        there counts as drift.
-    prefer
-        The start that is taken unless another is better by two standard errors of the
-        difference over the batches: "own", where the model's particles are, or a name
-        of `starts`.
     seed
         Of noise and order.
     resume
@@ -225,13 +207,6 @@ def align(
         warm_up(model, [batches[number] for number in before.training])
     problem = set_up(model, batches, chosen, **options)
     run, account, norms = _begin(problem, resume)
-    judged: dict[str, float] = {}
-    begun = None
-    if starts and resume is None:
-        with evaluating(model), torch.no_grad():
-            places = read_places(problem, run.particles.positions, starts)
-            judged, begun = choose_start(problem, places, prefer)
-        _move_to(places[begun], problem, run, account)
     rules: list[AbstractStopRule] = [Recorder(account)]
     rules.append(Settled(chosen.tol, "max-displacement"))
     if chosen.patience is not None:
@@ -255,7 +230,7 @@ def align(
         )
     problem.network.layers.write(model, run.particles.positions)
     problem.network.write_free()
-    return AlignmentResult(run, account, problem, norms, judged, begun)
+    return AlignmentResult(run, account, problem, norms)
 
 
 def _interval(problem: Problem) -> int:
@@ -309,12 +284,6 @@ def _begin(
     return run, account, norms
 
 
-def _move_to(place: Tensor, problem: Problem, run: Run, account: Account) -> None:
-    run.state = problem.sampler(account).init(Particles(place))
-    account.drift += (place - account.start).double()
-    account.now = place
-
-
 def _load(path: str | Path) -> tuple[Run, dict[str, Tensor]]:
     return load_run(path), _read(path)[0]
 
@@ -350,7 +319,7 @@ def describe(result: AlignmentResult) -> str:
     first, last = history[0], history[-1]
     before, after = result.norms
     projected = not math.isclose(before, after, rel_tol=1e-3)
-    if steps == 0 and result.begun in (None, OWN) and not projected:
+    if steps == 0 and not projected:
         return (
             f"Phase A left {shape} where they were: it was asked for no steps. Their "
             f"alignment ({score.label()}, by {level}) is {first['alignment']:.4g}."
@@ -366,12 +335,6 @@ def describe(result: AlignmentResult) -> str:
             f" and from {first['held_out']:.4g} to {last['held_out']:.4g} held out"
         )
     text.append(f"The alignment ({score.label()}, by {level}) went {change}.")
-    if result.begun is not None:
-        text.append(
-            f"Of {len(result.starts)} starts it took {result.begun!r} (alignment "
-            f"{result.starts[result.begun]:.4g}; of the model's own particles "
-            f"{result.starts[OWN]:.4g})."
-        )
     if projected:
         text.append(
             f"Before the first step the domain had brought the mean norm of the "

@@ -13,7 +13,6 @@ from coulomb._support.errors import ParameterError
 from coulomb._support.streams import make_generator
 from coulomb.attention import AlignmentResult, AlignmentSettings, align
 from coulomb.attention._evaluation import Evaluate, ParticleLayers
-from coulomb.attention._starts import OWN
 from coulomb.attention.controls import noise_twin
 from coulomb.attention.encoder import KernelEncoder
 from coulomb.attention.neighbours import Neighbours
@@ -254,7 +253,7 @@ def run_phase_a(
     else:
         start = _positions(setup)
         result = _aligned(setup, file, report, save_every)
-        facts = _facts(result)
+        facts = _facts(result, _looks_at_windows(setup))
         if control:
             _match_norms(setup, start, result.positions)
             facts = {"summary": "Starting directions, norms of aligned particles."}
@@ -329,9 +328,8 @@ def _aligned(
     setup: Setup, file: Path | None, report: Report, save_every: int
 ) -> AlignmentResult:
     batches, chosen, options = alignment_problem(setup)
-    choice: dict[str, Any] = {}
     if not (file is not None and file.is_file()):
-        choice = _choice_of_starts(setup)
+        _begin_at_windows(setup)
     while True:
         resume, last = None, 0
         if file is not None and file.is_file():
@@ -353,7 +351,6 @@ def _aligned(
             resume=resume,
             callbacks=(told,),
             progress=False,
-            **choice,
             **options,
         )
         if file is not None:
@@ -362,17 +359,22 @@ def _aligned(
             return result
 
 
-def _choice_of_starts(setup: Setup) -> dict[str, Any]:
-    """Offer windows to tags, which may veto them.
+def _looks_at_windows(setup: Setup) -> bool:
+    """Whether Phase A begins at windows of positions: that of tags, by default.
 
-    A label of a whole text says nothing about places, not even where places are all
-    that matters: the alignment cannot judge there, and drawn particles stay.
+    The labels are not asked. Those of whole texts say nothing about places, and those
+    of tokens were wrong whenever they preferred drawn particles.
     """
-    wanted = setup.settings.align_start == "windows" and setup.corpus.kind == "token"
-    windows = window_start(setup) if wanted else None
-    if windows is None:
-        return {}
-    return {"starts": {"windows": windows}, "prefer": "windows"}
+    settings = setup.settings
+    tags = settings.align_start == "windows" and setup.corpus.kind == "token"
+    return tags and setup.model.position_embedding is not None
+
+
+def _begin_at_windows(setup: Setup) -> None:
+    if _looks_at_windows(setup):
+        windows = window_start(setup)
+        assert windows is not None
+        ParticleLayers.find(setup.model).write(setup.model, windows)
 
 
 def _without_labels(setup: Setup, *, control: bool) -> dict[str, Any]:
@@ -402,15 +404,13 @@ def _match_norms(setup: Setup, start: Tensor, aligned: Tensor) -> None:
     ParticleLayers.find(setup.model).write(setup.model, norms * directions)
 
 
-def _facts(result: AlignmentResult) -> dict[str, Any]:
+def _facts(result: AlignmentResult, windows: bool) -> dict[str, Any]:
     first, last = result.history[0], result.history[-1]
-    names = {OWN: "drawn"}
-    begun = result.begun
+    begun = "Particles began at windows of positions. " if windows else ""
     return {
-        "summary": result.summary(),
+        "summary": begun + result.summary(),
         "steps": result.run.state.step,
-        "starts": {names.get(k, k): score for k, score in result.starts.items()},
-        "begun": None if begun is None else names.get(begun, begun),
+        "begun": "windows" if windows else "drawn",
         "before": {k: first[k] for k in ("alignment", "held_out") if k in first},
         "after": {k: last[k] for k in ("alignment", "held_out") if k in last},
         "drowned": result.drowned,
