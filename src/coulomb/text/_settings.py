@@ -71,7 +71,7 @@ class TextSettings:
         Epochs of Phase B after which Phase A interrupts it; 0 begins with Phase A.
     align_start
         Where Phase A begins: with the particles as "drawn", or for tags with "windows"
-        of positions, unless the drawn ones are better aligned with the tags.
+        of positions.
     align_epochs
         The length of Phase A, at most; fractions count.
     align_objective, align_level, align_sampler
