@@ -149,6 +149,14 @@ def test_the_other_features_stay_what_they_were():
     np.testing.assert_array_equal(drawn.particles_, pursued.particles_)
 
 
+def test_as_many_as_the_pool_holds_and_more():
+    """An odd number above the size of the pool: no feature comes twice."""
+    X, y = xor(200)
+    sampler = CoulombSampler(1001, pursuit=1001, random_state=0).fit(X, y)
+    assert sampler.n_pursued_ == 1001
+    assert len(np.unique(sampler.random_offset_)) == 1001
+
+
 def test_nothing_is_pursued_at_a_given_temperature_or_without_labels():
     X, y = xor()
     for options in ({"inverse_temperature": 100.0}, {"max_iter": 0}):

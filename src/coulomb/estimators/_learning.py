@@ -460,7 +460,7 @@ def _draw_pool(dim: int, law: str, settings: LearningSettings) -> Waves:
     """Draw from the law that was chosen and, if all were open, from a broad one."""
     generator = _stream(settings, "pool")
     laws = [settings.laws[law]] + [BROAD] * (settings.laws is LAWS)
-    size = max(_POOL, settings.pursuit or 0) // len(laws)
+    size = math.ceil(max(_POOL, settings.pursuit or 0) / len(laws))
     parts = [each.draw(size, dim, generator=generator) for each in laws]
     positions = settings.domain.project(torch.cat(parts))
     return Waves(positions, draw_phases(len(positions), generator=generator))

@@ -97,7 +97,8 @@ class CoulombSampler(AbstractFourierSampler):
     pursuit
         How many of the D features are instead chosen one after the other from a pool,
         each by what the earlier ones leave of the labels. "auto" decides on held-out
-        folds, 0 with a given `inverse_temperature`.
+        folds, 0 with a given `inverse_temperature`; fewer than 50 different rows pursue
+        none in any case.
     stopping
         "settled" or "held-out" (a fifth of the rows is kept aside to decide).
     standardize
