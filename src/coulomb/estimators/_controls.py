@@ -9,7 +9,7 @@ import torch
 
 from coulomb._support.errors import ParameterError
 from coulomb._support.streams import make_generator
-from coulomb.estimators._learning import learn
+from coulomb.estimators._learning import Table, learn
 from coulomb.estimators._settings import resolve_settings
 from coulomb.objectives import Sample
 
@@ -83,7 +83,7 @@ def noise_only(learned: Any, seed: int) -> Any:
     # Without labels two rows serve as well as all.
     x = torch.zeros(2, dim, dtype=torch.float64)
     blind = Sample(x, torch.zeros(2, 1, dtype=torch.float64))
-    found = learn(blind, torch.arange(2), 2, settings)
+    found = learn(Table(blind, torch.arange(2), 2), settings)
     positions = found.run.particles.positions.numpy()
     twin.particles_ = twin._embed(positions.T).T
     twin.random_weights_ = twin._embed(positions[found.chosen.numpy()].T)

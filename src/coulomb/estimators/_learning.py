@@ -24,7 +24,7 @@ from coulomb.dynamics.resampling import (
 )
 from coulomb.dynamics.stopping import AbstractStopRule, HeldOut, Settled, StopReason
 from coulomb.energy import Hamiltonian
-from coulomb.estimators._pursuit import Moments, Waves, choose_count, pursue
+from coulomb.estimators._pursuit import Pursuit, Waves, complete
 from coulomb.estimators._selection import (
     BROAD,
     CAUTIOUS,
@@ -103,6 +103,14 @@ class LearningSettings:
     progress: bool
 
 
+class Table(NamedTuple):
+    """The rows of a fit."""
+
+    sample: Sample  # standardised inputs, labels, weights
+    order: Tensor  # rows sorted by label, for balanced folds
+    distinct_rows: int  # how many different ones there are
+
+
 class Learned(NamedTuple):
     """The end of a fit."""
 
@@ -114,24 +122,16 @@ class Learned(NamedTuple):
     trials: list[Trial]
     chosen: Tensor  # indices of the particles that become features
     effective_sample_size: float
-    waves: Waves  # the features: particles, then those that were pursued
-    pursued: int  # how many they are
-    pursuits: list[tuple[int, float]]  # numbers that were tried, and held-out scores
+    pursuit: Pursuit  # the features: particles, then those that were pursued
 
 
-def learn(
-    sample: Sample, order: Tensor, distinct_rows: int, settings: LearningSettings
-) -> Learned:
+def learn(table: Table, settings: LearningSettings) -> Learned:
     """Learn particles from scratch.
 
     Parameters
     ----------
-    sample
-        Standardised inputs, labels, weights.
-    order
-        Rows sorted by label, for balanced folds.
-    distinct_rows
-        How many different rows there are.
+    table
+        The rows.
     settings
         What to do.
 
@@ -140,36 +140,24 @@ def learn(
     Learned
         Particles and how they came about.
     """
+    sample = table.sample
     with _sensible_threads(sample, settings):
-        law, divergence, trials = _choose(sample, order, distinct_rows, settings)
+        law, divergence, trials = _choose(table, settings)
         draw, beta, size = _draw_start(sample, law, divergence, settings)
         run = _move(sample, draw, beta, settings)
         chosen, weighted_size = _choose_particles(run, sample, draw, beta, settings)
-        drawn = _with_phases(run.particles.positions[chosen], settings)
-        learned = Learned(
-            *(run, draw, law, divergence, beta, trials, chosen),
-            *(weighted_size or size, drawn, 0, []),
-        )
-        return _pursued(sample, order, distinct_rows, learned, settings)
+        features = _features(table, run, chosen, law, settings)
+    size = weighted_size or size
+    return Learned(run, draw, law, divergence, beta, trials, chosen, size, features)
 
 
-def go_on(
-    sample: Sample,
-    order: Tensor,
-    distinct_rows: int,
-    learned: Learned,
-    settings: LearningSettings,
-) -> Learned:
+def go_on(table: Table, learned: Learned, settings: LearningSettings) -> Learned:
     """Let learned particles move on, with other data.
 
     Parameters
     ----------
-    sample
-        Standardised inputs, labels, weights.
-    order
-        Rows sorted by label, for balanced folds.
-    distinct_rows
-        How many different rows there are.
+    table
+        The rows.
     learned
         Where to go on from.
     settings
@@ -182,11 +170,10 @@ def go_on(
     """
     draw = learned.draw._replace(positions=learned.run.particles.positions)
     beta = learned.inverse_temperature
-    with _sensible_threads(sample, settings):
-        moved = _move(sample, draw, beta, settings, learned.run)
-        drawn = _with_phases(moved.particles.positions[learned.chosen], settings)
-        learned = learned._replace(run=moved, draw=draw, waves=drawn)
-        return _pursued(sample, order, distinct_rows, learned, settings)
+    with _sensible_threads(table.sample, settings):
+        moved = _move(table.sample, draw, beta, settings, learned.run)
+        features = _features(table, moved, learned.chosen, learned.law, settings)
+    return learned._replace(run=moved, draw=draw, pursuit=features)
 
 
 def fixed(dim: int, settings: LearningSettings) -> tuple[Waves, str]:
@@ -229,8 +216,9 @@ def _stream(settings: LearningSettings, name: str) -> torch.Generator:
 
 
 def _choose(
-    sample: Sample, order: Tensor, distinct_rows: int, settings: LearningSettings
+    table: Table, settings: LearningSettings
 ) -> tuple[str, float | None, list[Trial]]:
+    sample, order, distinct_rows = table
     first = next(iter(settings.laws))
     if settings.inverse_temperature is not None:
         divergences: tuple[float, ...] = ()
@@ -423,37 +411,21 @@ def _with_phases(positions: Tensor, settings: LearningSettings) -> Waves:
     return Waves(positions.double(), phases)
 
 
-def _pursued(
-    sample: Sample,
-    order: Tensor,
-    distinct_rows: int,
-    learned: Learned,
-    settings: LearningSettings,
-) -> Learned:
-    """Replace the last features by some that are chosen one after the other."""
-    drawn, count = learned.waves, settings.pursuit
-    if count == 0 or distinct_rows < _ENOUGH_TO_CHOOSE:
-        return learned._replace(pursued=0, pursuits=[])
-    pool = _draw_pool(sample.x.shape[1], learned.law, settings)
-    scores: list[tuple[int, float]] = []
-    weights = sample.probabilities * sample.size
-    if count is None:
-        rows = _some(order, _ROWS_TO_CHOOSE, settings)
-        count, scores = choose_count(
-            *(sample.x[rows], sample.labels[rows], weights[rows]),
-            torch.arange(len(rows)),
-            drawn=drawn,
-            pool=pool,
-        )
-    if count:
-        rows = _some(order, _ROWS_TO_PURSUE, settings)
-        moments = Moments.of(
-            pool.features(sample.x[rows]), sample.labels[rows], weights[rows]
-        )
-        found = pool.take(pursue(*moments.centred(), count))
-        kept = drawn.take(slice(len(drawn.phases) - count))
-        drawn = Waves(*(torch.cat(both) for both in zip(kept, found, strict=True)))
-    return learned._replace(waves=drawn, pursued=count, pursuits=scores)
+def _features(
+    table: Table, run: Run, chosen: Tensor, law: str, settings: LearningSettings
+) -> Pursuit:
+    """Turn particles into features; the last may be chosen one after the other."""
+    drawn = _with_phases(run.particles.positions[chosen], settings)
+    if settings.pursuit == 0 or table.distinct_rows < _ENOUGH_TO_CHOOSE:
+        return Pursuit(drawn, 0, [])
+    return complete(
+        table.sample,
+        drawn=drawn,
+        pool=_draw_pool(table.sample.x.shape[1], law, settings),
+        count=settings.pursuit,
+        judges=_some(table.order, _ROWS_TO_CHOOSE, settings),
+        rows=_some(table.order, _ROWS_TO_PURSUE, settings),
+    )
 
 
 def _draw_pool(dim: int, law: str, settings: LearningSettings) -> Waves:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from coulomb.estimators._selection import FOLDS, MARGIN, deal_folds, judge
+from coulomb.objectives import Sample
 
 COUNTS = (8, 16, 32, 64, 128)
 _RIDGE = 1.0
@@ -40,6 +41,14 @@ class Waves(NamedTuple):
     def features(self, x: Tensor) -> Tensor:  # numpydoc ignore=PR01
         """Evaluate them, unscaled, shape `(n, count)`."""
         return (x @ self.positions.to(x).mT + self.phases.to(x)).cos()
+
+
+class Pursuit(NamedTuple):
+    """Features, of which the last were chosen one after the other."""
+
+    waves: Waves
+    pursued: int  # how many of them
+    scores: list[tuple[int, float]]  # numbers that were tried, and held-out scores
 
 
 class Moments(NamedTuple):
@@ -75,6 +84,55 @@ class Moments(NamedTuple):
         means = self.features / self.mass
         gram = self.gram - torch.outer(self.features, means)
         return gram, self.cross - torch.outer(means, self.labels)
+
+
+def complete(
+    sample: Sample,
+    *,
+    drawn: Waves,
+    pool: Waves,
+    count: int | None,
+    judges: Tensor,
+    rows: Tensor,
+) -> Pursuit:
+    """Replace the last of the drawn features by some that complete the others.
+
+    Parameters
+    ----------
+    sample
+        Standardised inputs, labels, weights.
+    drawn
+        The features that there are.
+    pool
+        The features to choose from.
+    count
+        How many to choose; None lets held-out folds decide.
+    judges
+        The rows that decide, sorted by label.
+    rows
+        The rows to choose by.
+
+    Returns
+    -------
+    Pursuit
+        As many features as there were.
+    """
+    weights = sample.probabilities * sample.size
+    scores: list[tuple[int, float]] = []
+    if count is None:
+        count, scores = choose_count(
+            *(sample.x[judges], sample.labels[judges], weights[judges]),
+            torch.arange(len(judges)),
+            drawn=drawn,
+            pool=pool,
+        )
+    if count:
+        features = pool.features(sample.x[rows])
+        moments = Moments.of(features, sample.labels[rows], weights[rows])
+        found = pool.take(pursue(*moments.centred(), count))
+        kept = drawn.take(slice(len(drawn.phases) - count))
+        drawn = Waves(*(torch.cat(both) for both in zip(kept, found, strict=True)))
+    return Pursuit(drawn, count, scores)
 
 
 def pursue(gram: Tensor, cross: Tensor, count: int, ridge: float = _RIDGE) -> Tensor:

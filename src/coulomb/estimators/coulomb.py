@@ -20,6 +20,7 @@ from coulomb.estimators._fourier import AbstractFourierSampler, draw_seed
 from coulomb.estimators._learning import (
     Learned,
     LearningSettings,
+    Table,
     fixed,
     go_on,
     learn,
@@ -382,11 +383,11 @@ class CoulombSampler(AbstractFourierSampler):
             self._keep_fixed(x.shape[1], settings)
             return
         order = torch.from_numpy(np.argsort(target.values, kind="stable"))
-        about = sample, order, _count_distinct(x)
+        table = Table(sample, order, _count_distinct(x))
         if self._learned is None:
-            self._learned = learn(*about, settings)
+            self._learned = learn(table, settings)
         else:
-            self._learned = go_on(*about, self._learned, settings)
+            self._learned = go_on(table, self._learned, settings)
         self._keep_learned(self._learned)
 
     def _waits_for_classes(self, target: Target) -> bool:
@@ -427,9 +428,10 @@ class CoulombSampler(AbstractFourierSampler):
         self.selection_ = [
             {"law": t.law, "divergence": t.divergence, "score": t.score}
             for t in learned.trials
-        ] + [{"pursued": count, "score": score} for count, score in learned.pursuits]
-        self.n_pursued_ = learned.pursued
-        self._store_waves(learned.waves)
+        ]
+        waves, self.n_pursued_, scores = learned.pursuit
+        self.selection_ += [{"pursued": k, "score": score} for k, score in scores]
+        self._store_waves(waves)
         if self.tol > 0 and reason is StopReason.MAX_STEPS:
             warnings.warn(
                 f"CoulombSampler made all {self.max_iter} steps before `tol` = "
