@@ -32,6 +32,48 @@ def test_equals_the_quadratic_twin(name, causal, qkv):
     close(out, layer.join(twin))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", MAPS)
+def test_untied_particles_start_as_tied_ones(name, causal):
+    settings = {"feature_map": name, "causal": causal, "qkv": "shared"}
+    tied = make_layer("kernel", **settings)
+    untied = make_layer("kernel", tied=False, **settings)
+    assert untied.particles.shape == (2, 16, 8)
+    x = normal(2, 5, 8)
+    for one, two in zip(untied(x, x, x), tied(x, x, x), strict=True):
+        close(one, two)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_halves_of_untied_particles_meet_queries_and_keys(name):
+    layer = make_layer("kernel", feature_map=name, tied=False)
+    with torch.no_grad():
+        layer.particles += 0.3 * normal(2, 16, 8, seed=1)
+    x, padding = normal(2, 5, 8), torch.arange(5).expand(2, -1) >= 4
+    _, weights = layer(x, x, x, padding, average_attn_weights=False)
+    phi, half = layer.feature_map, layer.head_dim
+    q, k, _ = layer.project(x, x, x)
+    asking, asked = (
+        Particles(part.contiguous(), layer.phases)
+        for part in layer.particles.detach().split(half, dim=-1)
+    )
+    features = phi(q[..., :half], asking), phi(k[..., half:], asked)
+    close(weights, reference.attention_weights(*features, ~padding))
+    assert not torch.allclose(weights, weights.mT)
+
+
+def test_untied_particles_decode_what_they_attend_to():
+    layer = make_layer("kernel", tied=False, causal=True)
+    with torch.no_grad():
+        layer.particles += 0.3 * normal(2, 16, 8, seed=1)
+    x = normal(2, 5, 8)
+    whole, _ = layer(x, x, x)
+    _, state = layer.prefill(x[:, :4])
+    last, _ = layer.decode(x[:, 4], state)
+    close(last, whole[:, 4])
+    assert "tied=False" in repr(layer)
+
+
 def test_weights_of_torch_carry_over():
     for extra in ({}, {"kdim": 6, "vdim": 4}, {"bias": False}):
         theirs = nn.MultiheadAttention(

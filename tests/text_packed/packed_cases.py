@@ -32,6 +32,13 @@ ROWS = {
         for qkv in ("shared", "learned")
         for name in MAPS
     },
+    **{
+        f"untied-{qkv}-{name}": partial(
+            KernelAttention, qkv=qkv, feature_map=name, n_features=24, tied=False
+        )
+        for qkv, name in [*(("shared", name) for name in MAPS), ("learned", "favor")]
+    },
+    "untied-causal": partial(KernelAttention, causal=True, n_features=24, tied=False),
     "custom": partial(KernelAttention, feature_map=relu_features, n_features=24),
     "causal": partial(KernelAttention, causal=True, n_features=24),
     "no-bias": partial(KernelAttention, qkv="shared", bias=False, n_features=24),

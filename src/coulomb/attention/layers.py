@@ -81,6 +81,11 @@ class KernelAttention(AbstractAttention):
         The law of the particles: one of `coulomb.dynamics.initial`, its name, or None
         for orthogonal blocks, of unit variance for maps that imitate softmax and of
         norm about 1.5 for the others.
+    tied
+        Whether queries and keys meet the same particles, which makes every relation
+        symmetric where they are the same vectors. Untied ones have twice as many
+        coordinates, first those that meet queries, then those that meet keys; both
+        start as the tied ones do.
     causal
         Whether every call is causal, whatever its `is_causal`.
     generator
@@ -92,7 +97,8 @@ class KernelAttention(AbstractAttention):
     Attributes
     ----------
     particles : torch.nn.Parameter
-        Positions, shape `(num_heads, n_features, head_dim)`.
+        Positions, shape `(num_heads, n_features, head_dim)`, untied ones `(num_heads,
+        n_features, 2 * head_dim)`.
     phases : torch.Tensor or None
         A buffer of shape `(num_heads, n_features)`, for maps that need it.
 
@@ -119,6 +125,7 @@ class KernelAttention(AbstractAttention):
         n_features: int = 256,
         qkv: str = "learned",
         start: AbstractLaw | str | None = None,
+        tied: bool = True,
         causal: bool = False,
         generator: Seed = None,
         dropout: float = 0.0,
@@ -152,7 +159,9 @@ class KernelAttention(AbstractAttention):
             )
         self.n_features = check_count("n_features", n_features)
         self.start = _as_law(start, self.feature_map, self.head_dim)
-        empty = self.new_empty(num_heads, n_features, self.head_dim)
+        self.tied = tied
+        sides = 1 if tied else 2
+        empty = self.new_empty(num_heads, n_features, sides * self.head_dim)
         self.particles = nn.Parameter(empty, requires_grad=False)
         phases = empty[..., 0].clone() if self.feature_map.needs_phases else None
         self.register_buffer("phases", phases)
@@ -164,7 +173,8 @@ class KernelAttention(AbstractAttention):
         size = self.n_features, self.head_dim
         with torch.no_grad():
             for head in self.particles:
-                head.copy_(self.start.draw(*size, generator=source))
+                drawn = self.start.draw(*size, generator=source)
+                head.copy_(drawn if self.tied else drawn.repeat(1, 2))
             for phase in () if self.phases is None else self.phases:
                 phase.copy_(draw_phases(self.n_features, generator=source))
 
@@ -193,6 +203,10 @@ class KernelAttention(AbstractAttention):
         if self.feature_map.imitates_softmax:
             scale = self.head_dim**-0.25
             q, k = q * scale, k * scale
+        if not self.tied:
+            # Zeros where the other half of a particle is: the operations need not know.
+            q = functional.pad(q, (0, self.head_dim))
+            k = functional.pad(k, (self.head_dim, 0))
         return q, k, v
 
     def attend(
@@ -277,6 +291,7 @@ class KernelAttention(AbstractAttention):
 
     def extra_repr(self) -> str:
         features = f"feature_map={self.feature_map!r}, n_features={self.n_features}"
+        features += "" if self.tied else ", tied=False"
         return f"{super().extra_repr()}, {features}"
 
 

@@ -82,6 +82,13 @@ class _Features(NamedTuple):
     weights: Tensor  # (heads * tokens,), of the keys
 
 
+def _sides(positions: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Give what meets queries and what meets keys: untied particles have two halves."""
+    if positions.shape[2] == dim:
+        return positions, positions
+    return positions[..., :dim], positions[..., dim:]
+
+
 def _project(x: Tensor, first: int, positions: Tensor) -> Tensor:
     """Project the heads of x, from column `first` on, on their particles."""
     heads, count, dim = positions.shape
@@ -101,34 +108,35 @@ def _half_squares(x: Tensor, first: int, positions: Tensor, scale: float) -> Ten
 def _evaluate(
     x: Tensor,
     columns: tuple[int, int],
-    positions: Tensor,
+    sides: tuple[Tensor, Tensor],
     phases: Tensor | None,
     numbers: MapNumbers,
     layout: Layout,
 ) -> _Features:
     """Evaluate features of the columns of x that hold queries and keys."""
-    q = _project(x, columns[0], positions)
+    asking, asked = sides
+    q = _project(x, columns[0], asking)
     none, weights = q[:0], q.new_ones(len(q))
-    shared = columns[0] == columns[1]
+    shared = columns[0] == columns[1] and asking is asked
     if numbers.kind == maps.FAVOR:
-        halves = _half_squares(x, columns[1], positions, numbers.cold)
+        halves = _half_squares(x, columns[1], asked, numbers.cold)
         about = numbers.cold, layout.bounds
         if shared:
             arrays = map(array, (q, halves, weights))
             if maps.favor_shared_rows(*about, *arrays) < _SAFE_RANGE:
                 return _Features(q, none, none, none, weights)
-            q, weights = _project(x, columns[0], positions), q.new_ones(len(q))
-        k = q.clone() if shared else _project(x, columns[1], positions)
+            q, weights = _project(x, columns[0], asking), q.new_ones(len(q))
+        k = q.clone() if shared else _project(x, columns[1], asked)
         maps.favor_rows(*about, *map(array, (q, k, halves)))
         return _Features(q, k, none, none, weights)
-    heads = len(positions)
+    heads = len(asking)
     angles = np.zeros((heads, 1), np.float32) if phases is None else array(phases)
     sloped = numbers.kind in _SLOPED
     slopes_q = torch.empty_like(q) if sloped else none
     maps.map_rows(tuple(numbers), angles, *map(array, (q, slopes_q, weights)))
     if shared:
         return _Features(q, none, slopes_q, none, weights)
-    k = _project(x, columns[1], positions)
+    k = _project(x, columns[1], asked)
     slopes_k = torch.empty_like(k) if sloped else none
     maps.map_rows(tuple(numbers), angles, *map(array, (k, slopes_k, weights)))
     return _Features(q, k, slopes_q, slopes_k, weights)
@@ -137,7 +145,7 @@ def _evaluate(
 def _pull(
     x: Tensor,
     columns: tuple[int, int],
-    positions: Tensor,
+    sides: tuple[Tensor, Tensor],
     numbers: MapNumbers,
     features: _Features,
     grads: tuple[Tensor, Tensor, Tensor],
@@ -149,9 +157,10 @@ def _pull(
     What nobody wants is not computed.
     """
     grad_q, grad_k, grad_keys = grads
-    heads, count, dim = positions.shape
+    heads, count, dim = sides[0].shape
     about, none = tuple(numbers), torch.zeros_like(grad_keys)
-    shared, favor = columns[0] == columns[1], numbers.kind == maps.FAVOR
+    tied, favor = sides[0] is sides[1], numbers.kind == maps.FAVOR
+    shared = columns[0] == columns[1] and tied
     # Keys are weighted by one over the sum of their features, unless by exp(-h_j).
     extras = none if favor else grad_keys * features.weights
     first = none if len(grad_k) else extras
@@ -167,18 +176,18 @@ def _pull(
         start, stop = columns[1], columns[1] + heads * dim
         sums = grad_keys.view(heads, -1).t().repeat_interleave(dim, dim=1)
         grad_x[:, start:stop].addcmul_(x[:, start:stop], sums, value=numbers.cold**2)
-    total = torch.zeros_like(positions) if wanted else None
-    pairs = [(columns[0], grad_q)]
+    totals = [torch.zeros_like(side) for side in (sides[:1] if tied else sides)]
+    pairs = [(columns[0], sides[0], totals[0], grad_q)]
     if not shared:
-        pairs.append((columns[1], grad_k))
-    for column, grad in pairs:
+        pairs.append((columns[1], sides[1], totals[-1], grad_k))
+    for column, positions, total, grad in pairs:
         for head, part in enumerate(grad.view(heads, -1, count)):
             place = slice(column + head * dim, column + (head + 1) * dim)
             if grad_x is not None:
                 grad_x[:, place].addmm_(part, positions[head])
-            if total is not None:
+            if wanted:
                 total[head].addmm_(part.t(), x[:, place])
-    return total
+    return torch.cat(totals, dim=2) if wanted else None
 
 
 class KernelCore(torch.autograd.Function):
@@ -208,7 +217,7 @@ class KernelCore(torch.autograd.Function):
             Of the values, `(width, width)`; or of queries, keys and values, one below
             the other.
         positions, phases
-            Particles of each head.
+            Particles of each head; untied ones have twice as many coordinates.
         numbers
             The feature map.
         layout
@@ -225,8 +234,9 @@ class KernelCore(torch.autograd.Function):
         joint = _linear(x, weight, bias)
         shared = len(weight) == width
         source, columns = (x, (0, 0)) if shared else (joint, (0, width))
-        features = _evaluate(source, columns, positions, phases, numbers, layout)
         heads = len(positions)
+        sides = _sides(positions, width // heads)
+        features = _evaluate(source, columns, sides, phases, numbers, layout)
         size = heads * int(layout.offsets[-1]) if keep else 0
         matrices = x.new_empty(size)
         inverses, out = torch.empty_like(features.weights), torch.empty_like(x)
@@ -261,7 +271,8 @@ class KernelCore(torch.autograd.Function):
             *(array(out), array(grad)),
             tuple(map(array, (grad_q, grad_k, grad_joint, grad_keys))),
         )
-        parts = positions, ctx.numbers, features, (grad_q, grad_k, grad_keys)
+        sides = _sides(positions, width // heads)
+        parts = sides, ctx.numbers, features, (grad_q, grad_k, grad_keys)
         if shared:
             grad_x = grad_joint.mm(weight) if needs[0] else None
             moved = _pull(x, (0, 0), *parts, grad_x, needs[3])
