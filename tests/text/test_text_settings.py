@@ -17,7 +17,7 @@ from coulomb.text.training import learning_rate
 
 def test_settings_have_no_defaults():
     """So that a preset states everything, and inherits nothing."""
-    with pytest.raises(TypeError, match="missing 46 required"):
+    with pytest.raises(TypeError, match="missing 47 required"):
         TextSettings()
 
 
@@ -73,6 +73,7 @@ def test_unknown_keys_are_refused_with_the_nearest():
         ("align_after", 10),
         ("align_radius", 0.0),
         ("align_start", "anywhere"),
+        ("align_shifts", "left,right"),
         ("align_sampler", "rmsprop"),
         ("average_epochs", -0.5),
     ],
@@ -91,7 +92,7 @@ def test_missing_settings_are_named():
 
 def test_settings_of_earlier_versions_mean_what_they_meant():
     values = preset("paper-main").plain()
-    for name in ("align_start", "align_sampler", "average_epochs"):
+    for name in ("align_start", "align_shifts", "align_sampler", "average_epochs"):
         del values[name]
     assert TextSettings.from_plain(values) == preset("paper-main")
 
@@ -120,9 +121,9 @@ def test_every_setting_says_what_it_is():
         assert part.metadata["group"]
 
 
-def test_there_are_eighteen_rows_and_three_controls_of_every_map():
+def test_there_are_eighteen_rows_and_four_controls_of_every_map():
     assert len(PAPER_ROWS) == 18
-    assert len(VARIANTS) == 18 + 3 * 7
+    assert len(VARIANTS) == 18 + 4 * 7
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -18,13 +18,13 @@ from coulomb.attention.phase_a import set_up as set_up_alignment
 from coulomb.features import Particles
 from coulomb.text import VARIANTS, Split, build_corpus, train, train_vocabulary
 from coulomb.text._setup import set_up
+from coulomb.text._shifts import window_start
 from coulomb.text.batches import padded_logits
 from coulomb.text.phases import (
     alignment_batches,
     alignment_settings,
     packed_view,
     run_phase_a,
-    window_start,
 )
 from coulomb.text.scoring import log_probabilities, score_split, word_classes
 from coulomb.text.tokens import encode_split
@@ -150,7 +150,7 @@ def test_placed_particles_look_at_windows_of_positions(corpus, vocabulary):
     torch.testing.assert_close(norms, norms.mean().expand_as(norms))
     nowhere = tiny_settings(positions="none")
     assert window_start(set_up(corpus, nowhere, vocabulary)) is None
-    with pytest.raises(CoulombError, match="`positions` must be 'learned'"):
+    with pytest.raises(CoulombError, match="which needs 'learned' positions"):
         train_tiny(corpus, vocabulary, attention="placed-cos2", positions="none")
 
 

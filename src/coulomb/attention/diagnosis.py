@@ -28,6 +28,7 @@ from coulomb.attention.controls import (
 )
 from coulomb.attention.phase_a import Problem
 from coulomb.attention.scores import AbstractScore, Centred, as_score
+from coulomb.attention.shifts import ChoiceTest
 from coulomb.features import Particles
 
 # An objective whose gradient keeps this much of its direction does not see the labels.
@@ -80,6 +81,9 @@ class Diagnosis:
         The drift and the noise in words.
     judged_by
         The alignment that was compared.
+    chosen
+        What the labels chose before the first step, and its control; None if they were
+        not asked.
     """
 
     layers: tuple[str, ...]
@@ -102,6 +106,7 @@ class Diagnosis:
     drowned: bool
     drift: str
     judged_by: str
+    chosen: ChoiceTest | None = None
 
     @property
     def gain(self) -> float:
@@ -119,6 +124,13 @@ class Diagnosis:
     @property
     def verdict(self) -> str:
         """One sentence: learned or not, and why."""
+        if self.chosen is None:
+            return self._verdict_on_steps()
+        told = "learned" if self.learned else "did not learn"
+        verdict = f"Phase A {told}: {self.chosen.sentence()}."
+        return f"{verdict} {self._verdict_on_steps()}" if self.steps else verdict
+
+    def _verdict_on_steps(self) -> str:
         chance = sum(self.twins) / len(self.twins)
         alone = f"by noise alone {chance:.4g} (p = {self.p_value:.2g})"
         if max(self.twins) == min(self.twins):
@@ -317,6 +329,27 @@ def diagnose(
         drift=drift_sentence(result),
         judged_by=held_out.score.label(),
     )
+
+
+def with_choice(found: Diagnosis, chosen: ChoiceTest, level: float = 0.01) -> Diagnosis:
+    """Add what the labels chose before the first step.
+
+    Parameters
+    ----------
+    found
+        The diagnosis of the steps.
+    chosen
+        The choice and its control.
+    level
+        The error allowed in saying "learned".
+
+    Returns
+    -------
+    Diagnosis
+        Phase A learned if its choice or its steps did.
+    """
+    learned = found.learned or chosen.p_value < level
+    return replace(found, chosen=chosen, learned=learned)
 
 
 def _twin_scores(

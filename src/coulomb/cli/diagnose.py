@@ -36,8 +36,9 @@ def diagnose(
     """Tell whether Phase A of a run learned from the labels, and if not, why.
 
     Compares the run with twins that feel its noise and no labels, its gain on held-out
-    texts with the gain on shuffled labels, and its first gradient with theirs. Needs
-    the data of the run again. The folder of the run is not changed.
+    texts with the gain on shuffled labels, and its first gradient with theirs. Where
+    labels chose the windows that heads look at, so do shuffled labels. Needs the data
+    of the run again. The folder of the run is not changed.
 
     **Examples**
 

@@ -41,12 +41,16 @@ ROWS: dict[str, dict[str, int]] = {
     "qqp": {"train": 10_000, "validation": 4000},
     "imdb": {"train": 4000, "validation": 1000, "test": 2500},
 }
+# A task at another length has a name of its own.
+LONGER = {"imdb-1024": "imdb"}
 # Tagging learns nothing of its context with the preset's constants: these were chosen
 # on validation rows with softmax and vanilla arms, seed 0.
 CHANGES: dict[str, Job] = {
     "conll2003": {"lr": 2e-3, "dropout": 0.1},
     "hkcancor": {"lr": 2e-3, "dropout": 0.1},  # taken over; not chosen again
-    "imdb": {"max_length": 512},
+    # Half of the preset's steps: four epochs of long texts.
+    "imdb": {"max_length": 512, "min_steps": 250},
+    "imdb-1024": {"max_length": 1024, "min_steps": 250},
 }
 # Tags move random particles until tokens attend to their class. Chosen on validation
 # rows of conll2003, seeds 0 and 1; without noise its noise-only control is vanilla.
@@ -68,10 +72,12 @@ _ARMS: dict[tuple[str, str | None], tuple[str, Job]] = {
     ("neighbours", None): ("kernel-softmaxfeat", _MOVED),
     ("neighbours", "norm-matched"): ("control-softmaxfeat", _MOVED),
     ("vanilla", None): ("vanilla-softmaxfeat", {}),
-    # Windows of positions whatever the labels say.
+    # Windows without labels: around the token, at random shifts, chosen by hand.
     ("placed", None): ("placed-softmaxfeat", {}),
-    # Particles of no length give constant features: plain averaging of values.
-    ("averaging", None): ("vanilla-softmaxfeat", {"start_norm": 1e-6}),
+    ("strewn", None): ("strewn-softmaxfeat", {}),
+    ("by-hand", None): ("kernel-softmaxfeat", {"align_shifts": "-1,1"}),
+    # The share of one among one particle is constant: plain averaging of values.
+    ("averaging", None): ("vanilla-softmaxfeat", {"n_features": 1}),
     ("softmax", None): ("softmax", {}),
 }
 LEARNED = ("learned", "neighbours")
@@ -81,6 +87,8 @@ CONTROLS = (
     ("placed", None),
     ("learned", "noise-only"),
 )
+# These are for tags: what else could have chosen the windows.
+WINDOWS = (("strewn", None), ("by-hand", None))
 _TOY_CHANGES: Job = {
     "width": 16,
     "ffn_width": 16,
@@ -200,7 +208,7 @@ def _others(
 ) -> dict[str, Sequence[Record]]:
     """Name the arms that a learned one is held against."""
     found: dict[str, Sequence[Record]] = {}
-    for method, control in CONTROLS:
+    for method, control in CONTROLS + WINDOWS:
         wanted = {"method": ours if control else method, "control": control}
         found[control or method] = select(records, n_components=budget, **wanted)
     for method in ("averaging", "softmax"):
@@ -251,10 +259,14 @@ def _plan(
         rows += [(method, control, budget) for method, control in CONTROLS]
     # These have no particles, or none that count.
     rows += [("averaging", None, None), ("softmax", None, None)]
-    moved = [
-        ("neighbours", control, budget)
+    of_tags = [
+        (method, control, budget)
         for budget in budgets
-        for control in (None, "norm-matched")
+        for method, control in (
+            *WINDOWS,
+            ("neighbours", None),
+            ("neighbours", "norm-matched"),
+        )
     ]
     return [
         {
@@ -269,7 +281,7 @@ def _plan(
         }
         for task in tasks
         for seed in range(seeds)
-        for method, control, budget in rows + (moved if _has_tags(task) else [])
+        for method, control, budget in rows + (of_tags if _has_tags(task) else [])
     ]
 
 
@@ -296,6 +308,7 @@ def load_rows(task: str, data_dir: Path | None) -> tuple[Corpus, Vocabulary]:
     """
     if task == TOY:
         return load_corpus(TOY, data_dir)
+    task = LONGER.get(task, task)
     if task not in TASKS:
         raise unknown_name("task", task, TASKS)
     # The split that metrics are reported on must not choose the checkpoint.

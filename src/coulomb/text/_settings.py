@@ -26,14 +26,19 @@ _CHOICES = {
         "neighbours",
     ),
     "align_level": ("sequence", "token", "layer", "head"),
-    "align_start": ("drawn", "windows"),
+    "align_start": ("drawn", "windows", "shifts"),
     "align_sampler": ("langevin", "adam"),
     "align_drift": ("N", "plain"),
     "optimiser": ("adam", "adamw"),
     "schedule": ("constant", "linear", "cosine"),
 }
 # Settings that came later, and what was done before them.
-_LATER = {"align_start": "drawn", "align_sampler": "langevin", "average_epochs": 0.0}
+_LATER = {
+    "align_start": "drawn",
+    "align_shifts": "",
+    "align_sampler": "langevin",
+    "average_epochs": 0.0,
+}
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,10 @@ class TextSettings:
         Epochs of Phase B after which Phase A interrupts it; 0 begins with Phase A.
     align_start
         Where Phase A begins: with the particles as "drawn", or for tags with "windows"
-        of positions.
+        of positions around the token itself or, with "shifts", before and after it.
+    align_shifts
+        Which shifts, such as "-1,1", used in turn by the heads; empty lets the labels
+        choose.
     align_epochs
         The length of Phase A, at most; fractions count.
     align_objective, align_level, align_sampler
@@ -141,7 +149,8 @@ class TextSettings:
     vocabulary_size: int = _about("Tokens", "Size of a vocabulary trained here.")
     lower_case: bool = _about("Tokens", "Lower-case the texts.")
     align_after: int = _about("Phase A", "Epochs of Phase B before it.")
-    align_start: str = _about("Phase A", "Where it begins: drawn, or windows for tags.")
+    align_start: str = _about("Phase A", "drawn; for tags windows or shifts.")
+    align_shifts: str = _about("Phase A", "Shifts such as -1,1; empty: by labels.")
     align_epochs: float = _about("Phase A", "Its length, at most.")
     align_objective: str = _about("Phase A", "auto, centred, within-class, ...")
     align_level: str = _about("Phase A", "sequence, token, layer or head.")
@@ -177,6 +186,8 @@ class TextSettings:
             if getattr(self, name) not in known:
                 raise unknown_name(name, getattr(self, name), known)
         find_variant(self.attention)
+        if self.align_shifts:
+            read_shifts(self.align_shifts)
         self._check_counts()
         self._check_numbers()
 
@@ -296,6 +307,33 @@ def setting_names() -> list[str]:
         In the order of the class.
     """
     return [part.name for part in fields(TextSettings)]
+
+
+def read_shifts(text: str) -> tuple[int, ...]:
+    """Read shifts from a setting.
+
+    Parameters
+    ----------
+    text
+        Whole numbers, such as "-1,1".
+
+    Returns
+    -------
+    tuple of int
+        The numbers.
+
+    Examples
+    --------
+    >>> read_shifts("-1, 1")
+    (-1, 1)
+    """
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ParameterError(
+            "`align_shifts` must be whole numbers with commas between them, such as "
+            f"'-1,1', or empty; got {text!r}."
+        ) from None
 
 
 def _typed(part: Any, value: Any) -> Any:

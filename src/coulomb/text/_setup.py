@@ -52,7 +52,8 @@ def build_model(
         head=kind,
     )
     generator = make_generator(settings.seed, MODEL)
-    return KernelEncoder(shape, attention_factory(settings), generator=generator)
+    attention = attention_factory(settings, kind)
+    return KernelEncoder(shape, attention, generator=generator)
 
 
 @dataclass(frozen=True, eq=False)

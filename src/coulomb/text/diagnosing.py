@@ -15,9 +15,12 @@ from torch import Tensor
 
 from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
 from coulomb.attention import AlignmentResult, Diagnosis, align, diagnose
+from coulomb.attention.diagnosis import with_choice
+from coulomb.attention.shifts import ChoiceTest
 from coulomb.dynamics.loop import load_run
 from coulomb.dynamics.stopping import StopReason
 from coulomb.text._setup import Setup, set_up
+from coulomb.text._shifts import judge_choice
 from coulomb.text._starts import take_start
 from coulomb.text.corpora import Corpus
 from coulomb.text.phases import alignment_problem
@@ -32,7 +35,7 @@ from coulomb.text.runs import (
     read_tensors,
 )
 from coulomb.text.tokens import Vocabulary
-from coulomb.text.variants import VARIANTS, find_variant
+from coulomb.text.variants import VARIANTS, find_variant, looks_aside
 
 # Sums in another order change the last digits, another model changes the first.
 _SAME = 1e-2
@@ -87,14 +90,24 @@ def diagnose_run(
     folder = Path(folder)
     config = read_config(folder)
     _must_have_phase_a(folder, config)
-    result = _read_alignment(folder, _set_up(folder, config, corpus))
-    return diagnose(
-        result,
+    setup = _set_up(folder, config, corpus)
+    chosen = _judge_choice(setup, n_shuffles)
+    found = diagnose(
+        _read_alignment(folder, setup),
         n_twins=n_twins,
         n_label_twins=n_label_twins,
         n_shuffles=n_shuffles,
         progress=progress,
     )
+    return found if chosen is None else with_choice(found, chosen)
+
+
+def _judge_choice(setup: Setup, n_shuffles: int) -> ChoiceTest | None:
+    """Repeat the choice of windows, which needs the weights that Phase A began with."""
+    settings = setup.settings
+    if settings.align_shifts or not looks_aside(settings, setup.corpus.kind):
+        return None
+    return judge_choice(setup, n_shuffles)
 
 
 def _must_have_phase_a(folder: Path, config: Config) -> None:

@@ -18,19 +18,19 @@ from coulomb.attention.encoder import KernelEncoder
 from coulomb.attention.neighbours import Neighbours
 from coulomb.attention.phase_a import Problem
 from coulomb.attention.phase_a import set_up as set_up_alignment
-from coulomb.attention.windows import window_particles
 from coulomb.domains import Ball, Space
 from coulomb.dynamics.loop import Run, load_run
 from coulomb.dynamics.stopping import StopReason
 from coulomb.features import Particles
 from coulomb.interactions import Riesz
 from coulomb.text._setup import ALIGN, BATCHES, Setup
+from coulomb.text._shifts import Start, choose_start, window_start
 from coulomb.text.batches import IGNORED, TokenBatch
 from coulomb.text.packed import PackedHeads, call_around, packed_logits
 from coulomb.text.packed_weights import PackedWeights
 from coulomb.text.settings import TextSettings
 from coulomb.text.tokens import TokenRows
-from coulomb.text.variants import find_variant
+from coulomb.text.variants import find_variant, looks_aside
 
 Batch = tuple[TokenBatch, Tensor]
 Report = Callable[[dict[str, Any]], None]
@@ -237,57 +237,21 @@ def run_phase_a(
     kind = find_variant(setup.settings.attention).phase_a
     if kind == "none":
         return {}
-    if kind == "place":
-        windows = window_start(setup)
-        if windows is None:
-            raise ParameterError(
-                f"`positions` must be 'learned' for {setup.settings.attention!r}; got "
-                f"{setup.settings.positions!r}."
-            )
-        ParticleLayers.find(setup.model).write(setup.model, windows)
-        return {"summary": "Particles look at windows of positions.", "kind": kind}
+    if kind in ("place", "strew"):
+        return _placed(setup, at_random=kind == "strew") | {"kind": kind}
     began = time.perf_counter()
     control = kind == "control"
     if kind == "noise" or (control and math.isfinite(setup.settings.align_radius)):
         facts = _without_labels(setup, control=control)
     else:
-        start = _positions(setup)
-        result = _aligned(setup, file, report, save_every)
-        facts = _facts(result, _looks_at_windows(setup))
+        drawn = _positions(setup)
+        start = _beginning(setup)
+        result = _aligned(setup, start, file, report, save_every)
+        facts = _facts(result, start)
         if control:
-            _match_norms(setup, start, result.positions)
+            _match_norms(setup, drawn, result.positions)
             facts = {"summary": "Starting directions, norms of aligned particles."}
     return facts | {"kind": kind, "seconds": time.perf_counter() - began}
-
-
-def window_start(setup: Setup) -> Tensor | None:
-    """Point the particles at windows of positions, with the norms of the drawn ones.
-
-    Parameters
-    ----------
-    setup
-        The model, which is left as it is, and its data.
-
-    Returns
-    -------
-    Tensor or None
-        Shape `(layers, heads, n_particles, dim)`; None if the model has no embeddings
-        of positions.
-    """
-    model = setup.model
-    table = model.position_embedding
-    if table is None:
-        return None
-    drawn = ParticleLayers.find(model).read(model)
-    usual = torch.quantile(setup.rows["train"].lengths.double(), 0.95)
-    heads = window_particles(
-        table.weight,
-        n_heads=drawn.shape[1],
-        n_particles=drawn.shape[2],
-        span=round(float(usual)),
-        norm=float(drawn.norm(dim=-1).mean()),
-    )
-    return heads.expand(drawn.shape).clone()
 
 
 def _length(settings: TextSettings, n_batches: int) -> int:
@@ -325,11 +289,15 @@ def alignment_problem(
 
 
 def _aligned(
-    setup: Setup, file: Path | None, report: Report, save_every: int
+    setup: Setup,
+    start: Start | None,
+    file: Path | None,
+    report: Report,
+    save_every: int,
 ) -> AlignmentResult:
     batches, chosen, options = alignment_problem(setup)
-    if not (file is not None and file.is_file()):
-        _begin_at_windows(setup)
+    if start is not None and not (file is not None and file.is_file()):
+        ParticleLayers.find(setup.model).write(setup.model, start.positions)
     while True:
         resume, last = None, 0
         if file is not None and file.is_file():
@@ -359,22 +327,39 @@ def _aligned(
             return result
 
 
-def _looks_at_windows(setup: Setup) -> bool:
-    """Whether Phase A begins at windows of positions: that of tags, by default.
+def _beginning(setup: Setup) -> Start | None:
+    """Find windows for Phase A to begin at, that of tags; None for drawn particles.
 
-    The labels are not asked. Those of whole texts say nothing about places, and those
-    of tokens were wrong whenever they preferred drawn particles.
+    Labels of whole texts say nothing about places. Those of tokens choose where heads
+    look, if they may.
     """
+    if setup.corpus.kind != "token" or setup.settings.align_start == "drawn":
+        return None
+    if looks_aside(setup.settings, setup.corpus.kind):
+        return choose_start(setup)
+    windows = window_start(setup)
+    return None if windows is None else Start(windows, None, None)
+
+
+def _placed(setup: Setup, *, at_random: bool) -> dict[str, Any]:
+    """Point particles at windows without asking labels."""
     settings = setup.settings
-    tags = settings.align_start == "windows" and setup.corpus.kind == "token"
-    return tags and setup.model.position_embedding is not None
-
-
-def _begin_at_windows(setup: Setup) -> None:
-    if _looks_at_windows(setup):
+    tags = setup.corpus.kind == "token"
+    if settings.positions != "learned" or (at_random and not tags):
+        needed = "'learned' positions" + (" and tags" if at_random else "")
+        raise ParameterError(
+            f"`attention` must be another row than {settings.attention!r}, which needs "
+            f"{needed}; got {settings.positions!r} and labels of whole "
+            f"{'tokens' if tags else 'texts'}."
+        )
+    if at_random:
+        start = choose_start(setup, at_random=True)
+    else:
         windows = window_start(setup)
         assert windows is not None
-        ParticleLayers.find(setup.model).write(setup.model, windows)
+        start = Start(windows, None, None)
+    ParticleLayers.find(setup.model).write(setup.model, start.positions)
+    return {"summary": start.sentence().strip(), "shifts": start.shifts}
 
 
 def _without_labels(setup: Setup, *, control: bool) -> dict[str, Any]:
@@ -398,19 +383,25 @@ def _still(setup: Setup) -> Problem:
     return set_up_alignment(setup.model, batches, chosen, **options)
 
 
-def _match_norms(setup: Setup, start: Tensor, aligned: Tensor) -> None:
-    directions = start / start.norm(dim=-1, keepdim=True)
-    norms = aligned.norm(dim=-1, keepdim=True)
-    ParticleLayers.find(setup.model).write(setup.model, norms * directions)
+def _match_norms(setup: Setup, drawn: Tensor, aligned: Tensor) -> None:
+    """Give drawn particles the norms of aligned ones, for queries and keys apart."""
+    sides = 2 if looks_aside(setup.settings, setup.corpus.kind) else 1
+    drawn, aligned = (x.reshape(*x.shape[:-1], sides, -1) for x in (drawn, aligned))
+    directions = drawn / drawn.norm(dim=-1, keepdim=True)
+    matched = aligned.norm(dim=-1, keepdim=True) * directions
+    ParticleLayers.find(setup.model).write(setup.model, matched.flatten(-2))
 
 
-def _facts(result: AlignmentResult, windows: bool) -> dict[str, Any]:
+def _facts(result: AlignmentResult, start: Start | None) -> dict[str, Any]:
     first, last = result.history[0], result.history[-1]
-    begun = "Particles began at windows of positions. " if windows else ""
+    begun = "" if start is None else start.sentence()
+    choice = {} if start is None or start.choice is None else start.choice._asdict()
     return {
         "summary": begun + result.summary(),
         "steps": result.run.state.step,
-        "begun": "windows" if windows else "drawn",
+        "begun": "drawn" if start is None else "windows",
+        "shifts": None if start is None else start.shifts,
+        "chosen": choice,
         "before": {k: first[k] for k in ("alignment", "held_out") if k in first},
         "after": {k: last[k] for k in ("alignment", "held_out") if k in last},
         "drowned": result.drowned,

@@ -29,6 +29,7 @@ _PHASES = {
     "control": "control",
     "noise": "noise",
     "placed": "place",
+    "strewn": "strew",
 }
 
 
@@ -49,7 +50,8 @@ class Variant:
     phase_a
         "none"; "align"; "control", the norms of aligned particles without their
         alignment; "noise", Phase A without the alignment's gradient; "place", windows
-        of positions, which need no labels.
+        of positions, which need no labels; "strew", windows at shifts drawn at random
+        where labels would choose them.
     """
 
     name: str
@@ -76,7 +78,9 @@ def _rows() -> dict[str, Variant]:
 
 VARIANTS = _rows()
 PAPER_ROWS = tuple(
-    name for name in VARIANTS if not name.startswith(("control-", "noise-", "placed-"))
+    name
+    for name in VARIANTS
+    if not name.startswith(("control-", "noise-", "placed-", "strewn-"))
 )
 
 
@@ -105,13 +109,36 @@ def find_variant(name: str) -> Variant:
     return VARIANTS[name]
 
 
-def attention_factory(settings: "TextSettings") -> "AttentionFactory":
+def looks_aside(settings: "TextSettings", kind: str) -> bool:
+    """Say whether heads look at windows beside a token, which takes untied particles.
+
+    Parameters
+    ----------
+    settings
+        Which row, and where Phase A begins.
+    kind
+        "sequence" or "token".
+
+    Returns
+    -------
+    bool
+        True for tags alone.
+    """
+    row = find_variant(settings.attention)
+    begins = row.phase_a in ("align", "control") and settings.align_start == "shifts"
+    possible = kind == "token" and settings.positions == "learned"
+    return possible and (begins or row.phase_a == "strew")
+
+
+def attention_factory(settings: "TextSettings", kind: str) -> "AttentionFactory":
     """Make what builds the attention layers of a row.
 
     Parameters
     ----------
     settings
         Which row, and its sizes.
+    kind
+        "sequence" or "token".
 
     Returns
     -------
@@ -152,4 +179,5 @@ def attention_factory(settings: "TextSettings") -> "AttentionFactory":
         n_features=settings.n_features,
         qkv=row.qkv,
         start=law,
+        tied=not looks_aside(settings, kind),
     )

@@ -1,0 +1,220 @@
+"""Where the heads of a tagger look: windows of tokens before or after each token."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from coulomb._support.streams import make_generator
+from coulomb.attention._evaluation import ParticleLayers
+from coulomb.attention.layers import KernelAttention
+from coulomb.attention.shifts import Choice, ChoiceTest, Contexts, unexplained
+from coulomb.attention.windows import window_particles
+from coulomb.text._packed_layout import make_layout
+from coulomb.text._settings import read_shifts
+from coulomb.text._setup import ALIGN, Setup
+from coulomb.text.batches import TokenBatch
+from coulomb.text.packed import _attend, _layers, _parts
+
+# Windows that labels choose among: so many tokens after, or before, the token itself.
+POOL = tuple(range(-4, 5))
+# Tokens that are looked at: more change the choice no more.
+_TOKENS = 100_000
+_TEXTS = 64  # of a batch
+
+
+class Start(NamedTuple):
+    """Where Phase A begins, and why."""
+
+    positions: Tensor  # (layers, heads, n_particles, dim), or twice as many coordinates
+    shifts: tuple[int, ...] | None  # None for windows around the token itself
+    choice: Choice | None  # None if labels had no part in it
+
+    def sentence(self) -> str:
+        """Say it in words.
+
+        Returns
+        -------
+        str
+            One sentence or two, with a space at the end.
+        """
+        if self.shifts is None:
+            return "Particles began at windows of positions. "
+        told = ", ".join(f"{shift:+d}" if shift else "0" for shift in self.shifts)
+        text = f"Particles began at windows of positions, by head {told} tokens away. "
+        if self.choice is None:
+            return text
+        return text + (
+            "The labels chose that: these windows tell "
+            f"{100 * self.choice.explained:.2g} % of what a token does not tell of its "
+            f"label, one around the token itself {100 * self.choice.centred:.2g} %. "
+        )
+
+
+def window_start(setup: Setup, shifts: Sequence[int] | None = None) -> Tensor | None:
+    """Point the particles at windows of positions, with the norms of the drawn ones.
+
+    Parameters
+    ----------
+    setup
+        The model, which is left as it is, and its data.
+    shifts
+        Where windows are, used in turn by the heads of every layer, whose particles
+        must be untied; None for windows around the token itself.
+
+    Returns
+    -------
+    Tensor or None
+        Shape `(layers, heads, n_particles, dim)`, with shifts twice as many
+        coordinates; None if the model has no embeddings of positions.
+    """
+    model = setup.model
+    table = model.position_embedding
+    if table is None:
+        return None
+    drawn = ParticleLayers.find(model).read(model)
+    layers, heads, count, _ = drawn.shape
+    sides = 1 if shifts is None else 2
+    norms = drawn.reshape(layers, heads, count, sides, -1).norm(dim=-1)
+    usual = torch.quantile(setup.rows["train"].lengths.double(), 0.95)
+
+    turns = shifts and [shifts[head % len(shifts)] for head in range(heads)]
+    windows = window_particles(
+        table.weight,
+        n_heads=heads,
+        n_particles=count,
+        span=round(float(usual)),
+        norm=float(norms.mean()),
+        shifts=turns,
+    )
+    return windows.expand(layers, *windows.shape).clone()
+
+
+def choose_start(setup: Setup, *, at_random: bool = False) -> Start:
+    """Choose where the heads look: as the settings say, or as the labels do.
+
+    Parameters
+    ----------
+    setup
+        The model, whose particles are untied and are left as they are, and its data.
+    at_random
+        Draw the shifts instead: a control.
+
+    Returns
+    -------
+    Start
+        For all layers.
+    """
+    settings = setup.settings
+    # All layers look at the same places: those above see further by themselves.
+    heads = settings.n_heads
+    choice = None
+    if at_random:
+        generator = make_generator(settings.seed, ALIGN)
+        order = torch.randperm(len(POOL), generator=generator)
+        shifts = tuple(POOL[number] for number in order[:heads].tolist())
+    elif settings.align_shifts:
+        shifts = read_shifts(settings.align_shifts)
+    else:
+        choice = look_around(setup).choose(heads)
+        shifts = choice.shifts
+    positions = window_start(setup, shifts)
+    assert positions is not None
+    return Start(positions, shifts, choice)
+
+
+def look_around(setup: Setup, *, n_shuffles: int = 0) -> Contexts:
+    """Show the labels what a head of the first layer sees in every window of the pool.
+
+    Parameters
+    ----------
+    setup
+        The model, whose particles are untied and are left as they are, and its data.
+    n_shuffles
+        How often the labels are shuffled, to be predicted beside the true ones.
+
+    Returns
+    -------
+    Contexts
+        To choose from: columns of the labels, then of every shuffle.
+    """
+    model = setup.model
+    layer = _layers(model)[0]
+    attention = layer.attention
+    assert isinstance(attention, KernelAttention)
+    starts = [window_start(setup, (shift,)) for shift in POOL]
+    dim, classes = attention.head_dim, len(setup.corpus.classes)
+    contexts = Contexts(POOL, dim=dim, n_classes=classes * (1 + n_shuffles))
+    kept = attention.particles.detach().clone()
+    try:
+        with torch.no_grad():
+            for batch, labelled, rest in _open_labels(setup, n_shuffles):
+                parts, layout = _parts(model, batch), make_layout(model, batch)
+                x = parts.embed(model, batch.token_ids, layout, None)
+                shown = []
+                for start in starts:
+                    assert start is not None
+                    attention.particles.copy_(start[0])
+                    out = _attend(parts, layer, x, layout, None, 0)
+                    shown.append(out[labelled, :dim])  # heads are alike: the first
+                contexts.add(torch.cat(shown, dim=1), rest)
+    finally:
+        with torch.no_grad():
+            attention.particles.copy_(kept)
+    return contexts
+
+
+def judge_choice(setup: Setup, n_shuffles: int) -> ChoiceTest:
+    """Compare what the labels choose with what shuffled labels choose.
+
+    Parameters
+    ----------
+    setup
+        The model, whose particles are untied and are left as they are, and its data.
+    n_shuffles
+        How often the labels are shuffled.
+
+    Returns
+    -------
+    ChoiceTest
+        The choice is that of `choose_start`.
+    """
+    contexts = look_around(setup, n_shuffles=n_shuffles)
+    classes, heads = len(setup.corpus.classes), setup.settings.n_heads
+    choices = [
+        contexts.of_columns(slice(first, first + classes)).choose(heads)
+        for first in range(0, classes * (1 + n_shuffles), classes)
+    ]
+    return ChoiceTest(choices[0], tuple(choice.explained for choice in choices[1:]))
+
+
+def _open_labels(
+    setup: Setup, n_shuffles: int
+) -> Iterator[tuple[TokenBatch, Tensor, Tensor]]:
+    """Give batches in a random order, which tokens have labels, and what is open."""
+    rows = setup.rows["train"]
+    assert rows.labels is not None
+    places = (rows.labels >= 0).nonzero().squeeze(1)
+    if not len(places):
+        return
+    found = unexplained(rows.token_ids[places], rows.labels[places]).float()
+    missing = len(setup.corpus.classes) - found.shape[1]
+    found = torch.nn.functional.pad(found, (0, missing))
+    row_of = torch.full_like(rows.labels, -1)  # of a token, in `found`
+    row_of[places] = torch.arange(len(places))
+    source = make_generator(setup.settings.seed, ALIGN)
+    order = torch.randperm(len(rows), generator=source)
+    mixed = [torch.randperm(len(places), generator=source) for _ in range(n_shuffles)]
+    seen = 0
+    for some in torch.split(order, _TEXTS):
+        bounds = zip(rows.offsets[some], rows.offsets[some + 1], strict=True)
+        numbers = torch.cat([row_of[first:last] for first, last in bounds])
+        labelled = numbers >= 0
+        numbers = numbers[labelled]
+        if len(numbers):
+            shuffles = [found[each[numbers]] for each in mixed]
+            yield rows.batch(some), labelled, torch.cat([found[numbers], *shuffles], 1)
+        seen += len(numbers)
+        if seen >= _TOKENS:
+            return
