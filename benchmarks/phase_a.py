@@ -36,6 +36,12 @@ WINDOWS = {
     "align_start": "windows",
     "align_after": 0,
 }
+SHIFTS = {
+    "attention": "kernel-softmaxfeat",
+    "align_start": "shifts",
+    "align_after": 0,
+    "align_epochs": 0.0,
+}
 ADAM = {
     "align_sampler": "adam",
     "align_inverse_temperature": math.inf,
@@ -69,7 +75,9 @@ CANDIDATES: dict[str, dict] = {
         "align_after": 0,
         "start_norm": 3.0,
     },
-    "windows unless vetoed": WINDOWS | {"align_epochs": 0.0},
+    "shifts by labels": SHIFTS,
+    "shifts by hand": SHIFTS | {"align_shifts": "-1,1"},
+    "shifts at random": {"attention": "strewn-softmaxfeat", "align_after": 0},
     "windows, then centred": WINDOWS | {"align_epochs": 1.0},
     # Moves.
     "centred, after 1": DRAWN | AFTER,

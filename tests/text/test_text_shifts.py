@@ -81,6 +81,19 @@ def test_labels_choose_the_windows_that_tell_them(shifts):
         assert torch.equal(found, start.positions[layer])
 
 
+def test_a_finished_phase_a_is_taken_up_as_it_was(tmp_path):
+    corpus, file = told_by_neighbours((-1, 1)), tmp_path / "particles.safetensors"
+    found = []
+    for _ in range(2):
+        setup, _ = made(corpus, align_epochs=0.5, align_step_size=1e-3)
+        facts = run_phase_a(setup, file, lambda record: None)
+        found.append((facts | {"seconds": 0}, particles(setup)))
+    assert found[0][0] == found[1][0]
+    assert found[0][0]["steps"] > 0
+    for one, two in zip(found[0][1], found[1][1], strict=True):
+        assert torch.equal(one, two)
+
+
 def test_shuffled_labels_choose_nothing():
     setup, _ = made(told_by_neighbours((-1, 1), shuffled=True))
     assert choose_start(setup).shifts == (0,)

@@ -58,6 +58,28 @@ def unexplained(tokens: Tensor, labels: Tensor, *, prior: float = 2.0) -> Tensor
     return own - shares / shares.sum(dim=1, keepdim=True)
 
 
+def in_words(shifts: Sequence[int]) -> str:
+    """Say where windows are.
+
+    Parameters
+    ----------
+    shifts
+        Of the heads.
+
+    Returns
+    -------
+    str
+        Their distances.
+
+    Examples
+    --------
+    >>> in_words([1, 0, -2])
+    '+1, 0, -2 tokens away'
+    """
+    told = (f"{shift:+d}" if shift else "0" for shift in shifts)
+    return f"{', '.join(told)} tokens away"
+
+
 class Choice(NamedTuple):
     """What labels chose, and how much of them it explains."""
 
@@ -86,9 +108,8 @@ class ChoiceTest(NamedTuple):
         str
             Without a capital and a full stop.
         """
-        shifts = ", ".join(f"{shift:+d}" if shift else "0" for shift in self.choice[0])
         return (
-            f"windows chosen by the labels ({shifts} tokens away) tell "
+            f"windows chosen by the labels ({in_words(self.choice.shifts)}) tell "
             f"{100 * self.choice.explained:.2g} % of what a token leaves open of its "
             f"label, on other texts; a window around the token itself "
             f"{100 * self.choice.centred:.2g} %, those chosen by {len(self.shuffled)} "

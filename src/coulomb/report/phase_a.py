@@ -14,7 +14,10 @@ from coulomb.report.tables import Column, Table, mark_best, number, text
 _SCORE = metric("score")
 _VALIDATION = metric("validation_score")
 _INK = Ink(1, 0, 0)
-_ORDER = ("learned", "neighbours", "placed", "vanilla", "averaging", "softmax")
+_ORDER = (
+    *("learned", "neighbours", "by-hand", "placed", "strewn"),
+    *("vanilla", "averaging", "softmax"),
+)
 
 
 def phase_a_section(records: Sequence[Record]) -> Section:
@@ -42,7 +45,9 @@ def phase_a_section(records: Sequence[Record]) -> Section:
         "Phase A",
         (
             "Learned particles beside the same norms without alignment, noise alone, "
-            "particles as they were drawn, plain averaging and softmax attention. The "
+            "particles as they were drawn, plain averaging and softmax attention. For "
+            "tags, windows that no label chose: placed (around the token), strewn (at "
+            "random) and by-hand (before and after it). The "
             "score is the accuracy, or the F1 of entities, on rows that chose nothing.",
         ),
         (Group("", tuple(chart for chart in charts if chart.layers), shared=False),),

@@ -9,7 +9,13 @@ from torch import Tensor
 from coulomb._support.streams import make_generator
 from coulomb.attention._evaluation import ParticleLayers
 from coulomb.attention.layers import KernelAttention
-from coulomb.attention.shifts import Choice, ChoiceTest, Contexts, unexplained
+from coulomb.attention.shifts import (
+    Choice,
+    ChoiceTest,
+    Contexts,
+    in_words,
+    unexplained,
+)
 from coulomb.attention.windows import window_particles
 from coulomb.text._packed_layout import make_layout
 from coulomb.text._settings import read_shifts
@@ -41,8 +47,8 @@ class Start(NamedTuple):
         """
         if self.shifts is None:
             return "Particles began at windows of positions. "
-        told = ", ".join(f"{shift:+d}" if shift else "0" for shift in self.shifts)
-        text = f"Particles began at windows of positions, by head {told} tokens away. "
+        where = in_words(self.shifts)
+        text = f"Particles began at windows of positions, by head {where}. "
         if self.choice is None:
             return text
         return text + (
