@@ -82,3 +82,26 @@ def test_mistakes_are_one_sentence(trained, tmp_path):
     assert run("diagnose", trained / "one", "--twins", "1").exit_code == 2
     result = run("diagnose", trained / "one", "--label-twins", "1")
     assert "`--label-twins` must be 0 or at least 2" in str(result.exception)
+
+
+def test_the_windows_of_a_tagger_are_shown(tmp_path):
+    """Whether the word before is "not" is all that a tag says."""
+    draw = random.Random(0)
+    with (tmp_path / "tags.jsonl").open("w", encoding="utf-8") as file:
+        for _ in range(300):
+            words = draw.choices(["not", "film", "plot", "cast", "story"], k=12)
+            tags = ["yes" if word == "not" else "no" for word in ["", *words[:-1]]]
+            file.write(json.dumps({"words": words, "tags": tags}) + "\n")
+    names = ["--text", "words", "--label", "tags"]
+    out = tmp_path / "tagger"
+    result = run("train", tmp_path / "tags.jsonl", *names, *FLAGS, "--out", out)
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "The labels chose that" in result.output.replace("\n", " ")
+    result = run("diagnose", out, *QUICK)
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "0, the token itself" in result.output
+    assert "drift / noise" not in result.output
+    first = [line for line in result.output.splitlines() if line.endswith("1 │")]
+    assert first[0].split("│")[1].strip() == "-1"
+    last = result.output.splitlines()[-1]
+    assert last.startswith("Phase A learned: windows chosen by the labels (-1")

@@ -188,6 +188,8 @@ def test_a_run_is_diagnosed_by_its_choice(tmp_path, shuffled):
     assert again.choice.shifts == found.chosen.choice.shifts
     assert again.choice.explained == pytest.approx(found.chosen.choice.explained)
     assert len(again.shuffled) == 3
-    assert found.record()["chosen"][0][0] == list(again.choice.shifts)
+    told = found.record()["chosen"]
+    assert told["choice"]["shifts"] == list(again.choice.shifts)
+    assert told["alone"].keys() == {str(shift) for shift in POOL}
     predictor = Predictor.load(folder)
     assert predictor.tag(corpus.split("validation").texts[:2])

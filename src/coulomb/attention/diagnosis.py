@@ -28,7 +28,7 @@ from coulomb.attention.controls import (
 )
 from coulomb.attention.phase_a import Problem
 from coulomb.attention.scores import AbstractScore, Centred, as_score
-from coulomb.attention.shifts import ChoiceTest
+from coulomb.attention.shifts import Choice, ChoiceTest
 from coulomb.features import Particles
 
 # An objective whose gradient keeps this much of its direction does not see the labels.
@@ -377,6 +377,10 @@ def _plain(value: Any) -> Any:
     """Turn tensors and tuples into lists, and infinities, which JSON lacks, to None."""
     if isinstance(value, Tensor):
         value = value.tolist()
+    if isinstance(value, ChoiceTest | Choice):
+        value = value._asdict()
+    if isinstance(value, dict):
+        return {str(name): _plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):

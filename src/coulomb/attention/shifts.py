@@ -93,6 +93,7 @@ class ChoiceTest(NamedTuple):
 
     choice: Choice
     shuffled: tuple[float, ...]  # explained by what each shuffle of the labels chose
+    alone: dict[int, float]  # explained by each window, without the others
 
     @property
     def p_value(self) -> float:

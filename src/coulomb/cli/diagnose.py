@@ -9,6 +9,7 @@ from coulomb._support.errors import ParameterError
 
 if TYPE_CHECKING:
     from coulomb.attention import Diagnosis
+    from coulomb.attention.shifts import ChoiceTest
 
 
 def diagnose(
@@ -57,14 +58,31 @@ def diagnose(
     found = diagnose_run(
         run, n_twins=twins, n_label_twins=label_twins, n_shuffles=shuffles
     )
-    _print_groups(found)
-    _print_alignment(found)
+    if found.chosen is not None:
+        _print_windows(found.chosen)
+    if found.steps or found.chosen is None:
+        _print_groups(found)
+        _print_alignment(found)
     typer.echo(found.verdict)
     if json is not None:
         from coulomb._support.files import write_json
 
         write_json(json, {"run": run.resolve().name} | found.record())
         typer.echo(f"Numbers: {json}")
+
+
+def _print_windows(found: "ChoiceTest") -> None:
+    table = _table("Windows of tokens", ("tokens away",), ("tells", "chosen"))
+    chosen = {shift: str(place) for place, shift in enumerate(found.choice.shifts, 1)}
+    for shift, share in found.alone.items():
+        name = f"{shift:+d}" if shift else "0, the token itself"
+        table.add_row(name, f"{100 * share:.2f} %", chosen.get(shift, ""))
+    _show(table)
+    typer.echo(
+        "tells: the share of what a token leaves open of its label that a window alone "
+        "predicts on other texts, below 0 if guessing does better; chosen: in which "
+        "order, by what a window adds to those before it."
+    )
 
 
 def _print_groups(found: "Diagnosis") -> None:

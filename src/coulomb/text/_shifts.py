@@ -188,11 +188,15 @@ def judge_choice(setup: Setup, n_shuffles: int) -> ChoiceTest:
     """
     contexts = look_around(setup, n_shuffles=n_shuffles)
     classes, heads = len(setup.corpus.classes), setup.settings.n_heads
-    choices = [
-        contexts.of_columns(slice(first, first + classes)).choose(heads)
+    true, *shuffled = (
+        contexts.of_columns(slice(first, first + classes))
         for first in range(0, classes * (1 + n_shuffles), classes)
-    ]
-    return ChoiceTest(choices[0], tuple(choice.explained for choice in choices[1:]))
+    )
+    return ChoiceTest(
+        true.choose(heads),
+        tuple(each.choose(heads).explained for each in shuffled),
+        {shift: true.explained([shift]) for shift in POOL},
+    )
 
 
 def _open_labels(
