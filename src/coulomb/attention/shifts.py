@@ -19,11 +19,8 @@ from coulomb._support.errors import ParameterError
 _RIDGE = 1e-2
 
 
-def unexplained(tokens: Tensor, labels: Tensor, *, prior: float = 2.0) -> Tensor:
-    """Give what a token's own kind does not say of its label, leaving it out.
-
-    `r_i = e(y_i) - p_i`, `p_i(y) = (n_i(y) + a p(y)) / (n_i + a)`, where `n_i` counts
-    the labels of *other* tokens of the same kind and `p` the labels of all.
+def count_labels(tokens: Tensor, labels: Tensor, n_classes: int) -> Tensor:
+    """Count how often a token of each kind has each label.
 
     Parameters
     ----------
@@ -31,30 +28,63 @@ def unexplained(tokens: Tensor, labels: Tensor, *, prior: float = 2.0) -> Tensor
         Kinds of tokens, `(n,)`, numbers from 0.
     labels
         Their classes, `(n,)`, numbers from 0.
-    prior
-        How many tokens the shares of all classes weigh, `a`.
+    n_classes
+        How many classes there are.
 
     Returns
     -------
     Tensor
-        Shape `(n, n_classes)`, rows that sum to zero, in float64.
+        Shape `(kinds, n_classes)`.
 
     Examples
     --------
-    >>> tokens, labels = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1])
-    >>> unexplained(tokens, labels, prior=1e-9)[:, 0].round()
-    tensor([ 0.,  0.,  1., -1.], dtype=torch.float64)
+    >>> count_labels(torch.tensor([0, 0, 1]), torch.tensor([1, 1, 0]), 2)
+    tensor([[0, 2],
+            [1, 0]])
     """
     if tokens.shape != labels.shape or tokens.ndim != 1 or not len(tokens):
         raise ParameterError(
             "`tokens` and `labels` must be two lists of one length, not empty; got "
             f"shapes {tuple(tokens.shape)} and {tuple(labels.shape)}."
         )
+    kinds = int(tokens.max()) + 1
+    pairs = torch.bincount(tokens * n_classes + labels, minlength=kinds * n_classes)
+    return pairs.reshape(kinds, n_classes)
+
+
+def unexplained(
+    tokens: Tensor, labels: Tensor, counts: Tensor, *, prior: float = 2.0
+) -> Tensor:
+    """Give what a token's own kind does not say of its label, leaving it out.
+
+    `r_i = e(y_i) - p_i`, `p_i(y) = (n_i(y) + a p(y)) / (n_i + a)`, where `n_i` counts
+    the labels of *other* tokens of the same kind and `p` the labels of all.
+
+    Parameters
+    ----------
+    tokens, labels
+        Kinds and classes of tokens, `(n,)`.
+    counts
+        Labels of all tokens, these among them, as `count_labels` gives them.
+    prior
+        How many tokens the shares of all classes weigh, `a`.
+
+    Returns
+    -------
+    Tensor
+        Shape `(n, n_classes)`, rows that sum to zero.
+
+    Examples
+    --------
+    >>> tokens, labels = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1])
+    >>> counts = count_labels(tokens, labels, 2)
+    >>> unexplained(tokens, labels, counts, prior=1e-9)[:, 0].round()
+    tensor([ 0.,  0.,  1., -1.])
+    """
     check_real("prior", prior, above=0)
-    own = torch.nn.functional.one_hot(labels).double()
-    counts = own.new_zeros(int(tokens.max()) + 1, own.shape[1])
-    others = counts.index_add_(0, tokens, own)[tokens] - own
-    shares = others + prior * own.mean(dim=0)
+    own = torch.nn.functional.one_hot(labels, counts.shape[1]).float()
+    of_all = counts.sum(dim=0) / counts.sum()
+    shares = counts[tokens] - own + prior * of_all
     return own - shares / shares.sum(dim=1, keepdim=True)
 
 

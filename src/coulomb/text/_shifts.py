@@ -13,6 +13,7 @@ from coulomb.attention.shifts import (
     Choice,
     ChoiceTest,
     Contexts,
+    count_labels,
     in_words,
     unexplained,
 )
@@ -203,28 +204,28 @@ def _open_labels(
     setup: Setup, n_shuffles: int
 ) -> Iterator[tuple[TokenBatch, Tensor, Tensor]]:
     """Give batches in a random order, which tokens have labels, and what is open."""
-    rows = setup.rows["train"]
+    rows, classes = setup.rows["train"], len(setup.corpus.classes)
     assert rows.labels is not None
     places = (rows.labels >= 0).nonzero().squeeze(1)
     if not len(places):
         return
-    found = unexplained(rows.token_ids[places], rows.labels[places]).float()
-    missing = len(setup.corpus.classes) - found.shape[1]
-    found = torch.nn.functional.pad(found, (0, missing))
-    row_of = torch.full_like(rows.labels, -1)  # of a token, in `found`
-    row_of[places] = torch.arange(len(places))
+    tokens, labels = rows.token_ids[places], rows.labels[places]
+    counts = count_labels(tokens, labels, classes)
     source = make_generator(setup.settings.seed, ALIGN)
     order = torch.randperm(len(rows), generator=source)
-    mixed = [torch.randperm(len(places), generator=source) for _ in range(n_shuffles)]
     seen = 0
     for some in torch.split(order, _TEXTS):
-        bounds = zip(rows.offsets[some], rows.offsets[some + 1], strict=True)
-        numbers = torch.cat([row_of[first:last] for first, last in bounds])
-        labelled = numbers >= 0
-        numbers = numbers[labelled]
-        if len(numbers):
-            shuffles = [found[each[numbers]] for each in mixed]
-            yield rows.batch(some), labelled, torch.cat([found[numbers], *shuffles], 1)
-        seen += len(numbers)
+        batch = rows.batch(some)
+        assert batch.labels is not None
+        labelled = batch.labels >= 0
+        own = batch.token_ids[labelled], batch.labels[labelled]
+        seen += len(own[0])
+        if len(own[0]):
+            # A shuffle gives every token what another, drawn at random, leaves open.
+            size = n_shuffles, len(own[0])
+            others = torch.randint(len(places), size, generator=source)
+            shuffles = [(tokens[numbers], labels[numbers]) for numbers in others]
+            rest = [unexplained(*each, counts) for each in (own, *shuffles)]
+            yield batch, labelled, torch.cat(rest, dim=1)
         if seen >= _TOKENS:
             return
