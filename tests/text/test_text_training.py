@@ -150,7 +150,7 @@ def test_placed_particles_look_at_windows_of_positions(corpus, vocabulary):
     torch.testing.assert_close(norms, norms.mean().expand_as(norms))
     nowhere = tiny_settings(positions="none")
     assert window_start(set_up(corpus, nowhere, vocabulary)) is None
-    with pytest.raises(CoulombError, match="which needs 'learned' positions"):
+    with pytest.raises(CoulombError, match="`positions` must be 'learned'"):
         train_tiny(corpus, vocabulary, attention="placed-cos2", positions="none")
 
 

@@ -344,13 +344,10 @@ def _beginning(setup: Setup) -> Start | None:
 def _placed(setup: Setup, *, at_random: bool) -> dict[str, Any]:
     """Point particles at windows without asking labels."""
     settings = setup.settings
-    tags = setup.corpus.kind == "token"
-    if settings.positions != "learned" or (at_random and not tags):
-        needed = "'learned' positions" + (" and tags" if at_random else "")
+    if settings.positions != "learned":
         raise ParameterError(
-            f"`attention` must be another row than {settings.attention!r}, which needs "
-            f"{needed}; got {settings.positions!r} and labels of whole "
-            f"{'tokens' if tags else 'texts'}."
+            f"`positions` must be 'learned' for {settings.attention!r}; got "
+            f"{settings.positions!r}."
         )
     if at_random:
         start = choose_start(setup, at_random=True)

@@ -122,12 +122,14 @@ def looks_aside(settings: "TextSettings", kind: str) -> bool:
     Returns
     -------
     bool
-        True for tags alone.
+        Whether labels of tokens choose windows, or chance does.
     """
     row = find_variant(settings.attention)
-    begins = row.phase_a in ("align", "control") and settings.align_start == "shifts"
-    possible = kind == "token" and settings.positions == "learned"
-    return possible and (begins or row.phase_a == "strew")
+    chosen = row.phase_a in ("align", "control") and settings.align_start == "shifts"
+    by_chance = row.phase_a == "strew"
+    return settings.positions == "learned" and (
+        by_chance or (chosen and kind == "token")
+    )
 
 
 def attention_factory(settings: "TextSettings", kind: str) -> "AttentionFactory":
