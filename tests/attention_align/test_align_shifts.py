@@ -1,10 +1,13 @@
 """Labels choose where heads look: what tokens leave open, and windows that tell it."""
 
+from functools import partial
+
 import pytest
 import torch
 from sklearn.linear_model import Ridge
 
 from coulomb._support.errors import ParameterError
+from coulomb.attention import EncoderSettings, KernelEncoder, align
 from coulomb.attention.layers import KernelAttention
 from coulomb.attention.shifts import (
     _RIDGE,
@@ -124,3 +127,18 @@ def test_centred_windows_are_untied_twins_of_tied_ones():
     torch.testing.assert_close(untied, torch.cat([tied, tied], dim=-1))
     with pytest.raises(ParameterError, match="one number for each of 2 heads"):
         window_particles(table, shifts=[1], **options)
+
+
+def test_labels_can_move_untied_particles_apart():
+    settings = EncoderSettings(20, 2, width=8, n_heads=2, ffn_width=8, n_layers=1)
+    factory = partial(KernelAttention, n_features=4, qkv="shared", tied=False)
+    model = KernelEncoder(settings, factory, generator=0)
+    tokens = torch.randint(20, (16, 6), generator=torch.Generator().manual_seed(0))
+    labels = (tokens[:, 0] > 9).long()
+    result = align(model, [(tokens, labels)], held_out=None, max_steps=3)
+    before = result.account.start
+    assert before.shape == (1, 2, 4, 8)
+    assert torch.equal(*before.split(4, dim=-1))
+    asking, asked = result.positions.split(4, dim=-1)
+    assert not torch.allclose(asking, asked)
+    assert result.history[-1]["alignment"] > result.history[0]["alignment"]
