@@ -67,13 +67,19 @@ def label_matrix(
     one_hot = torch.nn.functional.one_hot(y.long(), n_classes).double()
     if kind == "one-hot":
         return one_hot
-    share = weights @ one_hot
+    share = _mean(one_hot, weights)
     if kind == "centred":
         return one_hot - share
     return (one_hot - share) / share.clamp_min(1e-300).sqrt()
 
 
 def _standardised(values: Tensor, weights: Tensor) -> Tensor:
-    centred = values - weights @ values
-    deviation = (weights @ centred.square()).sqrt()
+    centred = values - _mean(values, weights)
+    deviation = _mean(centred.square(), weights).sqrt()
     return centred / torch.where(deviation > 0, deviation, torch.ones_like(deviation))
+
+
+def _mean(values: Tensor, weights: Tensor) -> Tensor:
+    """Average rows in a fixed order: torch's products depend on its threads."""
+    products = (weights * values.mT).contiguous()
+    return torch.from_numpy(products.cpu().numpy().sum(axis=1)).to(values.device)
