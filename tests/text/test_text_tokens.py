@@ -29,6 +29,18 @@ def test_texts_and_pairs_are_framed(vocabulary):
     assert (pair == end).sum() == 2
 
 
+def test_tokens_know_their_text_of_a_pair(vocabulary):
+    pairs = [("a fine film", "a dull film"), ("a film", "")]
+    found = vocabulary.encode_pairs(pairs, max_length=12)
+    plain = vocabulary.encode(pairs, max_length=12)
+    for (ids, parts), same, (first, second) in zip(found, plain, pairs, strict=True):
+        assert ids.tolist() == same.tolist()
+        lengths = [len(vocabulary.encode([text], 12)[0]) for text in (first, second)]
+        ends = lengths[0], lengths[1] - 1 if second else 0
+        assert parts.tolist()[: lengths[0]] == [0] * lengths[0]
+        assert parts.sum() == ends[1]
+
+
 def test_long_texts_are_cut(vocabulary):
     long = "fine film " * 50
     (single,) = vocabulary.encode([long], 10)

@@ -52,6 +52,34 @@ def test_every_shape_of_encoder_agrees_with_its_padded_twin(row, shape, loops):
     assert_same(model, packed_logits(model, batch), padded_logits(model, batch))
 
 
+@pytest.mark.parametrize("row", ["shared-softmaxfeat", "learned-favor", "softmax"])
+@pytest.mark.parametrize("known", [True, False])
+def test_parts_of_pairs_agree_with_their_padded_twin(row, known, loops):
+    model, batch = make_model(row, positions="parts"), make_batch()
+    parts = torch.arange(len(batch.token_ids)) % 3 % 2
+    batch = batch._replace(parts=parts if known else None)
+    logits = packed_logits(model, batch)
+    assert_same(model, logits, padded_logits(model, batch))
+    other = packed_logits(model, batch._replace(parts=1 - parts))
+    assert not torch.allclose(logits, other)
+
+
+def test_an_encoder_of_parts_takes_texts_of_any_length():
+    model, batch = (
+        make_model("shared-softmaxfeat", positions="parts"),
+        make_batch((20,)),
+    )
+    assert packed_logits(model, batch).shape == (1, 3)
+    assert model.position_embedding.num_embeddings == 2
+
+
+@pytest.mark.parametrize("parts", [[0, 1], [0, 1, 2], [0, -1, 0]])
+def test_parts_that_are_none(parts):
+    model, batch = make_model("softmax", positions="parts"), make_batch((3,))
+    with pytest.raises(CoulombError, match="`parts` must be a number from 0 to 1"):
+        packed_logits(model, batch._replace(parts=torch.tensor(parts)))
+
+
 def test_rows_are_all_layers_and_maps_there_are():
     covered = {getattr(row, "func", row) for row in ROWS.values()}
     for name in attention_layers:

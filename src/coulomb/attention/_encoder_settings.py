@@ -12,7 +12,7 @@ from coulomb._support.errors import ParameterError, ParameterTypeError, unknown_
 Weights = Callable[[Tensor, Tensor], Tensor]
 
 _POOLINGS = ("cls", "mean")
-_POSITIONS = ("learned", "none")
+_POSITIONS = ("learned", "parts", "none")
 _NORMS = ("post", "pre")
 _HEADS = ("sequence", "token")
 
@@ -35,7 +35,8 @@ class EncoderSettings:
     max_length
         The longest sequence; it matters only with learned positions.
     positions
-        `"learned"`, or `"none"` for a model that does not see the order.
+        `"learned"`; `"parts"` for a model that sees which text of a pair a token is
+        from, and not the order; or `"none"`.
     norm
         `"post"` normalises after each branch is added, `"pre"` before it is computed.
     pooling

@@ -14,6 +14,7 @@ __all__ = ["AttentionFactory", "EncoderLayer", "EncoderSettings", "KernelEncoder
 
 # Of embeddings, which a layer norm follows. Unit variance without one learns badly.
 _EMBEDDING_STD = 0.02
+_N_PARTS = 2  # texts of a pair
 
 
 class AttentionFactory(Protocol):
@@ -150,10 +151,9 @@ class KernelEncoder(nn.Module):
         width = settings.width
         self.settings = settings
         self.token_embedding = _embedding(settings.vocab_size, width, source)
-        learned = settings.positions == "learned"
-        self.position_embedding = (
-            _embedding(settings.max_length, width, source) if learned else None
-        )
+        places = {"learned": settings.max_length, "parts": _N_PARTS, "none": 0}
+        rows = places[settings.positions]
+        self.position_embedding = _embedding(rows, width, source) if rows else None
         self.embedding_norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(settings.dropout)
         self.layers = nn.ModuleList(
@@ -172,7 +172,12 @@ class KernelEncoder(nn.Module):
         weights = torch.tensor(settings.pooling) if given else None
         self.register_buffer("pooling_weights", weights)
 
-    def encode(self, token_ids: Tensor, key_mask: Tensor | None = None) -> Tensor:
+    def encode(
+        self,
+        token_ids: Tensor,
+        key_mask: Tensor | None = None,
+        parts: Tensor | None = None,
+    ) -> Tensor:
         """Compute the states of the tokens.
 
         Parameters
@@ -181,6 +186,9 @@ class KernelEncoder(nn.Module):
             Whole numbers, shape `(batch, length)`.
         key_mask
             Shape `(batch, length)`, True = real token; None if all are.
+        parts
+            For `positions="parts"`: 0 for tokens of the first text of a pair, 1 for
+            those of the second, shape `(batch, length)`; None if there is one text.
 
         Returns
         -------
@@ -188,7 +196,10 @@ class KernelEncoder(nn.Module):
             Shape `(batch, length, width)`; rows of padding mean nothing.
         """
         x = self.token_embedding(token_ids)
-        if self.position_embedding is not None:
+        if self.position_embedding is not None and self.settings.positions == "parts":
+            which = torch.zeros_like(token_ids) if parts is None else parts
+            x = x + self.position_embedding(which)
+        elif self.position_embedding is not None:
             length = token_ids.shape[1]
             if not torch.compiler.is_compiling() and length > self.settings.max_length:
                 raise ParameterError(
@@ -245,7 +256,12 @@ class KernelEncoder(nn.Module):
             )
         return self.pooling_weights[:length].to(states)
 
-    def forward(self, token_ids: Tensor, key_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        key_mask: Tensor | None = None,
+        parts: Tensor | None = None,
+    ) -> Tensor:
         """Compute logits.
 
         Parameters
@@ -254,6 +270,8 @@ class KernelEncoder(nn.Module):
             Whole numbers, shape `(batch, length)`.
         key_mask
             Shape `(batch, length)`, True = real token; None if all are.
+        parts
+            As in `encode`.
 
         Returns
         -------
@@ -261,7 +279,7 @@ class KernelEncoder(nn.Module):
             Shape `(batch, n_classes)`, or `(batch, length, n_classes)` from a token
             head.
         """
-        states = self.encode(token_ids, key_mask)
+        states = self.encode(token_ids, key_mask, parts)
         if self.settings.head == "sequence":
             states = self.pool(states, key_mask)
         logits: Tensor = self.head(states)

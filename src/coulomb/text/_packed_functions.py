@@ -139,7 +139,7 @@ class Embed(torch.autograd.Function):
         normal, scales = torch.empty_like(out), out.new_empty(len(out))
         rows = places if places is not None else table[:0]
         words = drop_words(dropout)
-        where = token_ids.numpy(), layout.places
+        where = token_ids.numpy(), layout.embedded.numpy()
         arrays = [array(x) for x in (table, rows, gain, shift)]
         loops.embed_rows(
             *(*where, *arrays, eps, words),
@@ -165,7 +165,7 @@ class Embed(torch.autograd.Function):
         tables.append(gain.new_zeros(shapes[1]))
         sums = gain.new_zeros(2, len(gain))
         loops.embed_rows_back(
-            *(array(grad), token_ids.numpy(), ctx.layout.places),
+            *(array(grad), token_ids.numpy(), ctx.layout.embedded.numpy()),
             *(array(x) for x in (normal, scales, gain)),
             *(ctx.words, array(tables[0]), array(tables[1]), array(sums)),
         )

@@ -24,10 +24,13 @@ class Layout:
         As in `TokenBatch`.
     bounds
         The same for compiled loops, which need them at hand.
+    parts
+        Numbers of embeddings that tokens get in place of their positions, or None.
     """
 
     cu_seqlens: Tensor
     bounds: NDArray[np.int64]
+    parts: Tensor | None = None
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
@@ -69,6 +72,11 @@ class Layout:
     def positions(self) -> Tensor:
         """The position of each token, as a tensor."""
         return torch.from_numpy(self.places).to(self.cu_seqlens.device)
+
+    @property
+    def embedded(self) -> Tensor:
+        """The row of the position embeddings that each token gets."""
+        return self.positions if self.parts is None else self.parts
 
     @cached_property
     def owners(self) -> Tensor:
@@ -154,9 +162,10 @@ def make_layout(model: KernelEncoder, batch: TokenBatch) -> Layout:
     """
     ids = batch.token_ids
     sequence_bounds(batch.cu_seqlens, len(ids))
-    layout = Layout(batch.cu_seqlens, batch.cu_seqlens.cpu().numpy().astype(np.int64))
+    bounds = batch.cu_seqlens.cpu().numpy().astype(np.int64)
+    layout = Layout(batch.cu_seqlens, bounds, _parts(model, batch))
     most, size = model.settings.max_length, model.token_embedding.num_embeddings
-    if model.position_embedding is not None and layout.longest > most:
+    if model.settings.positions == "learned" and layout.longest > most:
         raise ParameterError(
             f"`batch` must hold sequences of at most max_length = {most} tokens; got "
             f"{layout.longest}. Truncate them, or set EncoderSettings(max_length=...)."
@@ -180,3 +189,23 @@ def make_layout(model: KernelEncoder, batch: TokenBatch) -> Layout:
             "first token; got one. Begin each sequence with a token of its own."
         )
     return layout
+
+
+def _parts(model: KernelEncoder, batch: TokenBatch) -> Tensor | None:
+    """Give the parts of pairs to an encoder that looks at them."""
+    if model.settings.positions != "parts":
+        return None
+    if batch.parts is None:
+        return torch.zeros_like(batch.token_ids)
+    table = model.position_embedding
+    assert table is not None
+    if (
+        batch.parts.shape != batch.token_ids.shape
+        or not ((batch.parts >= 0) & (batch.parts < table.num_embeddings)).all()
+    ):
+        raise ParameterError(
+            f"`parts` must be a number from 0 to {table.num_embeddings - 1} for each "
+            f"token; got shape {tuple(batch.parts.shape)} for "
+            f"{len(batch.token_ids)} tokens, or other numbers."
+        )
+    return batch.parts.long().contiguous()

@@ -168,7 +168,7 @@ def embed(
     """
     x = model.token_embedding(token_ids)
     if model.position_embedding is not None:
-        x = x + model.position_embedding(layout.positions)
+        x = x + model.position_embedding(layout.embedded)
     x = model.embedding_norm(x)
     return drop(x, make_dropout(seed, EMBEDDING, model.dropout.p))
 

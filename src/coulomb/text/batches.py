@@ -22,6 +22,8 @@ class TokenBatch(NamedTuple):
     labels
         Classes, shape `(sequences,)`, or `(tokens,)` for tagging with `IGNORED` where a
         token has no label; None where nothing is known.
+    parts
+        Which text of a pair each token is from, 0 or 1; None if there are no pairs.
 
     Examples
     --------
@@ -33,6 +35,7 @@ class TokenBatch(NamedTuple):
     token_ids: Tensor
     cu_seqlens: Tensor
     labels: Tensor | None = None
+    parts: Tensor | None = None
 
     @property
     def n_sequences(self) -> int:
@@ -97,5 +100,8 @@ def padded_logits(
         Logits, `(sequences, classes)`, or `(tokens, classes)` from a token head.
     """
     token_ids, mask = pad(batch, length)
-    logits: Tensor = model(token_ids, key_mask=mask)
+    parts = None
+    if batch.parts is not None:
+        parts = pad(batch._replace(token_ids=batch.parts), length)[0]
+    logits: Tensor = model(token_ids, key_mask=mask, parts=parts)
     return logits if model.settings.head == "sequence" else logits[mask]

@@ -72,6 +72,34 @@ class Vocabulary:
             found += [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
         return found
 
+    def encode_pairs(
+        self, texts: Sequence[Text], max_length: int
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Cut pairs into tokens, and say which text each token is from.
+
+        Parameters
+        ----------
+        texts
+            Pairs of strings.
+        max_length
+            The longest sequence; the longer part of a pair is cut first.
+
+        Returns
+        -------
+        list of tuple
+            Token ids; and 0 for `[CLS] a [SEP]`, 1 for `b [SEP]`.
+        """
+        self._tokenizer.enable_truncation(max_length, strategy="longest_first")
+        found = []
+        for begin in range(0, len(texts), _AT_ONCE):
+            part = list(texts[begin : begin + _AT_ONCE])
+            for encoding in self._tokenizer.encode_batch(part):
+                # Special tokens are from neither text: they end what stands before.
+                second = np.array([text == 1 for text in encoding.sequence_ids])
+                parts = np.maximum.accumulate(second.astype(np.int64))
+                found.append((np.array(encoding.ids, dtype=np.int64), parts))
+        return found
+
     def encode_words(
         self, texts: Sequence[Text], max_length: int
     ) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -289,6 +317,8 @@ class TokenRows:
         words without one.
     word_offsets
         For tagging: where the words of each text begin and end in `first`.
+    parts
+        For pairs: which text each token is from.
     """
 
     token_ids: Tensor
@@ -296,6 +326,7 @@ class TokenRows:
     labels: Tensor | None = None
     first: Tensor | None = None
     word_offsets: Tensor | None = None
+    parts: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -326,7 +357,8 @@ class TokenRows:
         labels = self.labels
         if labels is not None:
             labels = labels[rows] if self.first is None else labels[places]
-        return TokenBatch(self.token_ids[places], bounds, labels)
+        parts = None if self.parts is None else self.parts[places]
+        return TokenBatch(self.token_ids[places], bounds, labels, parts)
 
     def renumber(self, kept: Tensor, unknown: int) -> "TokenRows":
         """Give the tokens the numbers they have in a trimmed vocabulary.
@@ -370,9 +402,13 @@ def encode_split(
         Labels of words are on their first tokens.
     """
     if kind == "sequence":
-        rows = vocabulary.encode(split.texts, max_length)
         labels = None if split.labels is None else torch.tensor(list(split.labels))
-        return TokenRows(*_joined(rows), labels)
+        if split.texts and not isinstance(split.texts[0], str):
+            both = vocabulary.encode_pairs(split.texts, max_length)
+            parts, _ = _joined([part for _, part in both])
+            rows = [ids for ids, _ in both]
+            return TokenRows(*_joined(rows), labels, parts=parts)
+        return TokenRows(*_joined(vocabulary.encode(split.texts, max_length)), labels)
     pairs = vocabulary.encode_words(split.texts, max_length)
     token_ids, offsets = _joined([row for row, _ in pairs])
     starts, word_offsets = _joined([first for _, first in pairs])
