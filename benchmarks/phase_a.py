@@ -38,7 +38,7 @@ WINDOWS = {
 }
 SHIFTS = {
     "attention": "kernel-softmaxfeat",
-    "align_start": "shifts",
+    "align_start": "chosen",
     "align_after": 0,
     "align_epochs": 0.0,
 }

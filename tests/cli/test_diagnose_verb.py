@@ -84,6 +84,28 @@ def test_mistakes_are_one_sentence(trained, tmp_path):
     assert "`--label-twins` must be 0 or at least 2" in str(result.exception)
 
 
+def test_the_norms_of_pairs_are_shown(tmp_path):
+    """Whether two texts share words is all that their label says."""
+    draw = random.Random(0)
+    words = [f"{a}{b}" for a in "bdfklm" for b in ("ar", "el", "in", "os", "un")]
+    with (tmp_path / "pairs.jsonl").open("w", encoding="utf-8") as file:
+        for number in range(400):
+            draw.shuffle(words)
+            second = words[2:8] if number % 2 else words[6:12]
+            row = {"a": " ".join(words[:6]), "b": " ".join(second)}
+            file.write(json.dumps(row | {"label": ["no", "yes"][number % 2]}) + "\n")
+    names = ["--text", "a", "--text", "b", "--label", "label"]
+    out = tmp_path / "pairs"
+    told = [*names, *FLAGS, "--positions", "parts", "--out", out]
+    result = run("train", tmp_path / "pairs.jsonl", *told)
+    assert result.exit_code == 0, (result.output, result.exception)
+    result = run("diagnose", out, *QUICK)
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "blind to the part, 4 times as long" in result.output
+    last = result.output.splitlines()[-1]
+    assert last.startswith("Phase A learned: labels chose particles blind to the part")
+
+
 def test_the_windows_of_a_tagger_are_shown(tmp_path):
     """Whether the word before is "not" is all that a tag says."""
     draw = random.Random(0)

@@ -49,7 +49,7 @@ def made(corpus, **changes):
         "n_features": 16,
         "width": 32,
         "align_after": 0,
-        "align_start": "shifts",
+        "align_start": "chosen",
         "align_epochs": 0.0,
         "start_norm": 3.0,
         "epochs": 1,

@@ -26,6 +26,7 @@ from coulomb.attention.controls import (
     prediction_p_value,
     shuffled_gains,
 )
+from coulomb.attention.matches import MatchChoice, MatchTest
 from coulomb.attention.phase_a import Problem
 from coulomb.attention.scores import AbstractScore, Centred, as_score
 from coulomb.attention.shifts import Choice, ChoiceTest
@@ -106,7 +107,7 @@ class Diagnosis:
     drowned: bool
     drift: str
     judged_by: str
-    chosen: ChoiceTest | None = None
+    chosen: ChoiceTest | MatchTest | None = None
 
     @property
     def gain(self) -> float:
@@ -331,7 +332,9 @@ def diagnose(
     )
 
 
-def with_choice(found: Diagnosis, chosen: ChoiceTest, level: float = 0.01) -> Diagnosis:
+def with_choice(
+    found: Diagnosis, chosen: ChoiceTest | MatchTest, level: float = 0.01
+) -> Diagnosis:
     """Add what the labels chose before the first step.
 
     Parameters
@@ -377,7 +380,7 @@ def _plain(value: Any) -> Any:
     """Turn tensors and tuples into lists, and infinities, which JSON lacks, to None."""
     if isinstance(value, Tensor):
         value = value.tolist()
-    if isinstance(value, ChoiceTest | Choice):
+    if isinstance(value, Choice | ChoiceTest | MatchChoice | MatchTest):
         value = value._asdict()
     if isinstance(value, dict):
         return {str(name): _plain(part) for name, part in value.items()}

@@ -9,6 +9,7 @@ from coulomb._support.errors import ParameterError
 
 if TYPE_CHECKING:
     from coulomb.attention import Diagnosis
+    from coulomb.attention.matches import MatchTest
     from coulomb.attention.shifts import ChoiceTest
 
 
@@ -59,7 +60,7 @@ def diagnose(
         run, n_twins=twins, n_label_twins=label_twins, n_shuffles=shuffles
     )
     if found.chosen is not None:
-        _print_windows(found.chosen)
+        _print_choice(found.chosen)
     if found.steps or found.chosen is None:
         _print_groups(found)
         _print_alignment(found)
@@ -69,6 +70,20 @@ def diagnose(
 
         write_json(json, {"run": run.resolve().name} | found.record())
         typer.echo(f"Numbers: {json}")
+
+
+def _print_choice(found: "ChoiceTest | MatchTest") -> None:
+    from coulomb.attention.matches import MatchTest
+
+    if not isinstance(found, MatchTest):
+        _print_windows(found)
+        return
+    table = _table("Attention between the texts", ("particles",), ("told", "chosen"))
+    for factor, share in found.alone.items():
+        name = f"blind to the part, {factor:g} times as long" if factor else "as drawn"
+        mark = "1" if factor == found.choice.factor else ""
+        table.add_row(name, f"{100 * share:.2f} %", mark)
+    _show(table)
 
 
 def _print_windows(found: "ChoiceTest") -> None:

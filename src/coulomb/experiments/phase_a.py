@@ -48,6 +48,10 @@ LONGER = {"imdb-1024": "imdb"}
 CHANGES: dict[str, Job] = {
     "conll2003": {"lr": 2e-3, "dropout": 0.1},
     "hkcancor": {"lr": 2e-3, "dropout": 0.1},  # taken over; not chosen again
+    # An encoder that does not see which text a token is from cannot compare them.
+    # Taken over from tags, too; dropout of states hides which words are equal.
+    "qqp": {"lr": 2e-3, "dropout": 0.1, "positions": "parts"},
+    "mrpc": {"lr": 2e-3, "dropout": 0.1, "positions": "parts"},
     # Half of the preset's steps: four epochs of long texts.
     "imdb": {"max_length": 512, "min_steps": 250},
     "imdb-1024": {"max_length": 1024, "min_steps": 250},
@@ -72,7 +76,8 @@ _ARMS: dict[tuple[str, str | None], tuple[str, Job]] = {
     ("neighbours", None): ("kernel-softmaxfeat", _MOVED),
     ("neighbours", "norm-matched"): ("control-softmaxfeat", _MOVED),
     ("vanilla", None): ("vanilla-softmaxfeat", {}),
-    # Windows without labels: around the token, at random shifts, chosen by hand.
+    # Without labels: windows around the token, at random shifts, chosen by hand; for
+    # pairs, particles blind to the part with the norms they were drawn with.
     ("placed", None): ("placed-softmaxfeat", {}),
     ("strewn", None): ("strewn-softmaxfeat", {}),
     ("by-hand", None): ("kernel-softmaxfeat", {"align_shifts": "-1,1"}),

@@ -15,7 +15,7 @@ def _about(group: str, words: str) -> Any:
 
 
 _CHOICES = {
-    "positions": ("learned", "none"),
+    "positions": ("learned", "parts", "none"),
     "norm": ("post", "pre"),
     "pooling": ("mean", "cls"),
     "align_objective": (
@@ -26,7 +26,7 @@ _CHOICES = {
         "neighbours",
     ),
     "align_level": ("sequence", "token", "layer", "head"),
-    "align_start": ("drawn", "windows", "shifts"),
+    "align_start": ("drawn", "windows", "chosen"),
     "align_sampler": ("langevin", "adam"),
     "align_drift": ("N", "plain"),
     "optimiser": ("adam", "adamw"),
@@ -75,11 +75,13 @@ class TextSettings:
     align_after
         Epochs of Phase B after which Phase A interrupts it; 0 begins with Phase A.
     align_start
-        Where Phase A begins: with the particles as "drawn", or for tags with "windows"
-        of positions around the token itself or, with "shifts", before and after it.
+        Where Phase A begins: with the particles as "drawn", for tags with "windows" of
+        positions around the token itself, or with what labels have "chosen": windows
+        before and after a token for tags, and for pairs of texts with `positions =
+        "parts"` particles that do not see the part. Other texts keep what was drawn.
     align_shifts
-        Which shifts, such as "-1,1", used in turn by the heads; empty lets the labels
-        choose.
+        Which windows of tags, such as "-1,1", used in turn by the heads; empty lets the
+        labels choose.
     align_epochs
         The length of Phase A, at most; fractions count.
     align_objective, align_level, align_sampler
@@ -137,7 +139,9 @@ class TextSettings:
     n_heads: int = _about("Model", "Heads.")
     ffn_width: int = _about("Model", "Width inside the feed-forward part.")
     dropout: float = _about("Model", "Dropout.")
-    positions: str = _about("Model", "Position embeddings: learned or none.")
+    positions: str = _about(
+        "Model", "Position embeddings: learned, parts (of a pair) or none."
+    )
     norm: str = _about("Model", "Layer norm: post or pre.")
     pooling: str = _about("Model", "Pooling: mean or cls.")
     max_length: int = _about("Model", "Tokens of a text; longer ones are cut.")

@@ -38,6 +38,11 @@ class Start(NamedTuple):
     shifts: tuple[int, ...] | None  # None for windows around the token itself
     choice: Choice | None  # None if labels had no part in it
 
+    @property
+    def begun(self) -> str:
+        """What particles are, in one word."""
+        return "windows"
+
     def sentence(self) -> str:
         """Say it in words.
 
@@ -78,7 +83,7 @@ def window_start(setup: Setup, shifts: Sequence[int] | None = None) -> Tensor | 
     """
     model = setup.model
     table = model.position_embedding
-    if table is None:
+    if table is None or model.settings.positions != "learned":
         return None
     drawn = ParticleLayers.find(model).read(model)
     layers, heads, count, _ = drawn.shape

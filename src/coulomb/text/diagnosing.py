@@ -16,9 +16,11 @@ from torch import Tensor
 from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
 from coulomb.attention import AlignmentResult, Diagnosis, align, diagnose
 from coulomb.attention.diagnosis import with_choice
+from coulomb.attention.matches import MatchTest
 from coulomb.attention.shifts import ChoiceTest
 from coulomb.dynamics.loop import load_run
 from coulomb.dynamics.stopping import StopReason
+from coulomb.text._matches import judge_matches, sees_parts
 from coulomb.text._setup import Setup, set_up
 from coulomb.text._shifts import judge_choice
 from coulomb.text._starts import take_start
@@ -102,9 +104,11 @@ def diagnose_run(
     return found if chosen is None else with_choice(found, chosen)
 
 
-def _judge_choice(setup: Setup, n_shuffles: int) -> ChoiceTest | None:
-    """Repeat the choice of windows, which needs the weights that Phase A began with."""
+def _judge_choice(setup: Setup, n_shuffles: int) -> ChoiceTest | MatchTest | None:
+    """Repeat the choice of the start, with the weights that Phase A began with."""
     settings = setup.settings
+    if settings.align_start == "chosen" and sees_parts(setup):
+        return judge_matches(setup, n_shuffles)
     if settings.align_shifts or not looks_aside(settings, setup.corpus.kind):
         return None
     return judge_choice(setup, n_shuffles)

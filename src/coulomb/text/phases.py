@@ -23,6 +23,7 @@ from coulomb.dynamics.loop import Run, load_run
 from coulomb.dynamics.stopping import StopReason
 from coulomb.features import Particles
 from coulomb.interactions import Riesz
+from coulomb.text._matches import MatchStart, choose_matches, match_start, sees_parts
 from coulomb.text._setup import ALIGN, BATCHES, Setup
 from coulomb.text._shifts import Start, choose_start, window_start
 from coulomb.text.batches import IGNORED, TokenBatch
@@ -33,6 +34,7 @@ from coulomb.text.tokens import TokenRows
 from coulomb.text.variants import find_variant, looks_aside
 
 Batch = tuple[TokenBatch, Tensor]
+AnyStart = Start | MatchStart
 Report = Callable[[dict[str, Any]], None]
 NEIGHBOURS = "neighbours"
 _WINDOW = 20  # batches whose texts are sorted by length together
@@ -290,7 +292,7 @@ def alignment_problem(
 
 def _aligned(
     setup: Setup,
-    start: Start | None,
+    start: AnyStart | None,
     file: Path | None,
     report: Report,
     save_every: int,
@@ -327,12 +329,14 @@ def _aligned(
             return result
 
 
-def _beginning(setup: Setup) -> Start | None:
-    """Find windows for Phase A to begin at, that of tags; None for drawn particles.
+def _beginning(setup: Setup) -> AnyStart | None:
+    """Find where Phase A begins; None for drawn particles.
 
     Labels of whole texts say nothing about places. Those of tokens choose where heads
-    look, if they may.
+    look, and those of pairs how closely words must agree, if they may.
     """
+    if setup.settings.align_start == "chosen" and sees_parts(setup):
+        return choose_matches(setup)
     if setup.corpus.kind != "token" or setup.settings.align_start == "drawn":
         return None
     if looks_aside(setup.settings, setup.corpus.kind):
@@ -342,14 +346,17 @@ def _beginning(setup: Setup) -> Start | None:
 
 
 def _placed(setup: Setup, *, at_random: bool) -> dict[str, Any]:
-    """Point particles at windows without asking labels."""
+    """Point particles at windows, or blind them to parts, without asking labels."""
     settings = setup.settings
-    if settings.positions != "learned":
+    start: AnyStart
+    if sees_parts(setup) and not at_random:
+        start = MatchStart(match_start(setup, 1.0), None)
+    elif settings.positions != "learned":
         raise ParameterError(
             f"`positions` must be 'learned' for {settings.attention!r}; got "
             f"{settings.positions!r}."
         )
-    if at_random:
+    elif at_random:
         start = choose_start(setup, at_random=True)
     else:
         windows = window_start(setup)
@@ -389,14 +396,14 @@ def _match_norms(setup: Setup, drawn: Tensor, aligned: Tensor) -> None:
     ParticleLayers.find(setup.model).write(setup.model, matched.flatten(-2))
 
 
-def _facts(result: AlignmentResult, start: Start | None) -> dict[str, Any]:
+def _facts(result: AlignmentResult, start: AnyStart | None) -> dict[str, Any]:
     first, last = result.history[0], result.history[-1]
     begun = "" if start is None else start.sentence()
     choice = {} if start is None or start.choice is None else start.choice._asdict()
     return {
         "summary": begun + result.summary(),
         "steps": result.run.state.step,
-        "begun": "drawn" if start is None else "windows",
+        "begun": "drawn" if start is None else start.begun,
         "shifts": None if start is None else start.shifts,
         "chosen": choice,
         "before": {k: first[k] for k in ("alignment", "held_out") if k in first},

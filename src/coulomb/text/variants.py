@@ -125,7 +125,7 @@ def looks_aside(settings: "TextSettings", kind: str) -> bool:
         Whether labels of tokens choose windows, or chance does.
     """
     row = find_variant(settings.attention)
-    chosen = row.phase_a in ("align", "control") and settings.align_start == "shifts"
+    chosen = row.phase_a in ("align", "control") and settings.align_start == "chosen"
     by_chance = row.phase_a == "strew"
     return settings.positions == "learned" and (
         by_chance or (chosen and kind == "token")

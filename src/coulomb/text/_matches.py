@@ -1,0 +1,183 @@
+"""Pairs of texts: particles that see which words of one stand in the other."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from coulomb._support.streams import make_generator
+from coulomb.attention._evaluation import ParticleLayers
+from coulomb.attention.layers import KernelAttention
+from coulomb.attention.matches import (
+    DRAWN,
+    MatchChoice,
+    MatchTest,
+    blind_particles,
+    choose_norm,
+    crossing,
+    in_words,
+    judge_norms,
+)
+from coulomb.text._packed_layout import make_layout
+from coulomb.text._setup import ALIGN, Setup
+from coulomb.text.packed import _layers, _parts
+
+# Norms that labels choose among, as multiples of the drawn ones.
+FACTORS = (1.0, 2.0, 4.0, 8.0)
+_PAIRS = 5000  # that are looked at
+_TEXTS = 64  # of a batch
+
+
+class MatchStart(NamedTuple):
+    """Where Phase A of pairs begins, and why."""
+
+    positions: Tensor  # (layers, heads, n_particles, dim)
+    choice: MatchChoice | None  # None if labels had no part in it
+
+    @property
+    def begun(self) -> str:
+        """What particles are, in one word."""
+        stay = self.choice is not None and self.choice.factor == DRAWN
+        return "drawn" if stay else "matches"
+
+    @property
+    def shifts(self) -> None:
+        """Pairs have none."""
+        return
+
+    def sentence(self) -> str:
+        """Say it in words.
+
+        Returns
+        -------
+        str
+            One sentence, with a space at the end.
+        """
+        if self.choice is None:
+            return "Particles began blind to the part of a pair. "
+        told = in_words(self.choice)
+        return f"{told[0].upper()}{told[1:]}. "
+
+
+def sees_parts(setup: Setup) -> bool:
+    """Say whether there are pairs, whose encoder sees which text a token is from.
+
+    Parameters
+    ----------
+    setup
+        The model and its data.
+
+    Returns
+    -------
+    bool
+        Whether particles can be blind to that.
+    """
+    pairs = setup.rows["train"].parts is not None
+    return pairs and setup.settings.positions == "parts"
+
+
+def match_start(setup: Setup, factor: float) -> Tensor:
+    """Turn the particles of all layers until they do not see the part.
+
+    Parameters
+    ----------
+    setup
+        The model, which is left as it is, and its data.
+    factor
+        Of the norms; `DRAWN` leaves the particles alone.
+
+    Returns
+    -------
+    Tensor
+        Shape `(layers, heads, n_particles, dim)`.
+    """
+    drawn = ParticleLayers.find(setup.model).read(setup.model)
+    if factor == DRAWN:
+        return drawn
+    table = setup.model.position_embedding
+    assert table is not None
+    return blind_particles(drawn, table.weight.detach(), factor=factor)
+
+
+def choose_matches(setup: Setup) -> MatchStart:
+    """Let the labels choose how closely words must agree.
+
+    Parameters
+    ----------
+    setup
+        The model, which is left as it is, and its data.
+
+    Returns
+    -------
+    MatchStart
+        For all layers.
+    """
+    choice = choose_norm(*look_across(setup))
+    return MatchStart(match_start(setup, choice.factor), choice)
+
+
+def judge_matches(setup: Setup, n_shuffles: int) -> MatchTest:
+    """Compare what the labels choose with what shuffled labels choose.
+
+    Parameters
+    ----------
+    setup
+        The model, which is left as it is, and its data.
+    n_shuffles
+        How often the labels are shuffled.
+
+    Returns
+    -------
+    MatchTest
+        The choice is that of `choose_matches`.
+    """
+    shares, labels = look_across(setup)
+    seed = make_generator(setup.settings.seed, ALIGN).initial_seed()
+    return judge_norms(shares, labels, n_shuffles=n_shuffles, seed=seed)
+
+
+def look_across(setup: Setup) -> tuple[dict[float, Tensor], Tensor]:
+    """See how much attention of the first layer is paid to the other text.
+
+    Parameters
+    ----------
+    setup
+        The model, which is left as it is, and its data.
+
+    Returns
+    -------
+    tuple
+        `crossing` of pairs by the factor of the norms, and the labels of the pairs.
+    """
+    model, rows = setup.model, setup.rows["train"]
+    attention = _layers(model)[0].attention
+    assert isinstance(attention, KernelAttention)
+    starts = {factor: match_start(setup, factor)[0] for factor in (DRAWN, *FACTORS)}
+    source = make_generator(setup.settings.seed, ALIGN)
+    order = torch.randperm(len(rows), generator=source)[:_PAIRS]
+    order = order[rows.lengths[order].argsort(stable=True)]
+    kept = attention.particles.detach().clone()
+    shares: dict[float, list[Tensor]] = {factor: [] for factor in starts}
+    labels = []
+    try:
+        with torch.no_grad():
+            for some in torch.split(order, _TEXTS):
+                batch = rows.batch(some)
+                assert batch.labels is not None
+                assert batch.parts is not None
+                labels.append(batch.labels)
+                layout = make_layout(model, batch)
+                x = _parts(model, batch).embed(model, batch.token_ids, layout, None)
+                states, mask = layout.pad(x)
+                parts, _ = layout.pad(batch.parts)
+                q, k, _ = attention.project(states, states, states)
+                for factor, start in starts.items():
+                    attention.particles.copy_(start)
+                    weights = attention.weights(q, k, mask, causal=False)
+                    shares[factor].append(crossing(weights, parts, mask))
+    finally:
+        with torch.no_grad():
+            attention.particles.copy_(kept)
+    return {factor: torch.cat(each) for factor, each in shares.items()}, torch.cat(
+        labels
+    )
