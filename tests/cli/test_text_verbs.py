@@ -196,6 +196,22 @@ def test_resume_reads_data_and_settings_from_the_run(one, tmp_path):
     assert (copy / name).read_bytes() == (one / name).read_bytes()
 
 
+def test_pairs_by_command(tmp_path):
+    """Pairs have a preset of their own, unless another is named."""
+    rows = [{"a": "so it is", "b": "so it was", "same": "yes"}] * 30
+    rows += [{"a": "so it is", "b": "never mind", "same": "no"}] * 30
+    data = tmp_path / "pairs.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = ["train", data, "--text", "a", "--text", "b", "--label", "same", *SMALL]
+    for name, flags in (("parts", []), ("learned", ["--preset", "default"])):
+        out = tmp_path / name
+        must(*told, *flags, "--out", out)
+        config = json.loads((out / "config.json").read_text())
+        assert config["settings"]["positions"] == name
+    found = must("predict", tmp_path / "parts", "so it is\tso it was").output
+    assert json.loads(found)["prediction"] in ("yes", "no")
+
+
 def test_tagging_by_command(tmp_path):
     rows = [
         {"words": ["so", "Ada", "came"], "tags": ["O", "B-PER", "O"]},

@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coulomb._support.errors import ParameterError
 from coulomb.cli._settings_flags import with_settings
+
+if TYPE_CHECKING:
+    from coulomb.text.corpora import Corpus
 
 _RUNS = Path("runs")
 
@@ -45,8 +48,8 @@ def train(
     preset: Annotated[
         str | None,
         typer.Option(
-            help="default, tagging (for tags if none is named), paper-main or "
-            "paper-supplement."
+            help="default, tagging (for tags if none is named), pairs (for pairs), "
+            "paper-main or paper-supplement."
         ),
     ] = None,
     config: Annotated[
@@ -105,8 +108,7 @@ def train(
     source = _source(data, text, label, validation, test, task, data_dir)
     source["validation_share"] = validation_share
     corpus = load_data(source)
-    if corpus.kind == "token":
-        chosen = _settings(preset, config, settings or {}, usual="tagging")
+    chosen = _settings(preset, config, settings or {}, usual=_usual_preset(corpus))
     source["name"] = corpus.name
     for note in corpus.notes:
         typer.echo(note, err=True)
@@ -122,6 +124,12 @@ def train(
         tensorboard=tensorboard,
     )
     _print_end(folder, trained.metrics)
+
+
+def _usual_preset(corpus: "Corpus") -> str:
+    if corpus.kind == "token":
+        return "tagging"
+    return "default" if isinstance(corpus.split("train").texts[0], str) else "pairs"
 
 
 def _use_threads(threads: int | None) -> None:
