@@ -36,7 +36,7 @@ WINDOWS = {
     "align_start": "windows",
     "align_after": 0,
 }
-SHIFTS = {
+CHOSEN = {
     "attention": "kernel-softmaxfeat",
     "align_start": "chosen",
     "align_after": 0,
@@ -75,8 +75,8 @@ CANDIDATES: dict[str, dict] = {
         "align_after": 0,
         "start_norm": 3.0,
     },
-    "shifts by labels": SHIFTS,
-    "shifts by hand": SHIFTS | {"align_shifts": "-1,1"},
+    "chosen by labels": CHOSEN,
+    "shifts by hand": CHOSEN | {"align_shifts": "-1,1"},
     "shifts at random": {"attention": "strewn-softmaxfeat", "align_after": 0},
     "windows, then centred": WINDOWS | {"align_epochs": 1.0},
     # Moves.

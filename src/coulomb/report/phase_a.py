@@ -47,7 +47,8 @@ def phase_a_section(records: Sequence[Record]) -> Section:
             "Learned particles beside the same norms without alignment, noise alone, "
             "particles as they were drawn, plain averaging and softmax attention. For "
             "tags, windows that no label chose: placed (around the token), strewn (at "
-            "random) and by-hand (before and after it). The "
+            "random) and by-hand (before and after it); for pairs, particles blind to "
+            "the part whose norms no label chose (placed). The "
             "score is the accuracy, or the F1 of entities, on rows that chose nothing.",
         ),
         (Group("", tuple(chart for chart in charts if chart.layers), shared=False),),
