@@ -4,17 +4,15 @@ import random
 
 import pytest
 import torch
-from text_cases import tiny_settings
+from text_cases import particles_of, set_up_start
 
 from coulomb._support.errors import CoulombError
 from coulomb.text import (
     build_corpus,
     diagnose_run,
     train_in_folder,
-    train_vocabulary,
 )
 from coulomb.text._matches import FACTORS, choose_matches, look_across
-from coulomb.text._setup import set_up
 from coulomb.text.phases import run_phase_a
 from coulomb.text.predictor import Predictor
 
@@ -37,32 +35,16 @@ def pairs(*, n=400, shuffled=False):
 
 
 def made(corpus, **changes):
-    vocabulary = train_vocabulary(corpus.split("train").texts, size=120)
-    options = {
-        "n_features": 16,
-        "width": 32,
-        "positions": "parts",
-        "align_after": 0,
-        "align_start": "chosen",
-        "align_epochs": 0.0,
-        "epochs": 1,
-        "rare_tokens": 0,
-    }
-    settings = tiny_settings(**options | changes)
-    return set_up(corpus, settings, vocabulary), vocabulary
-
-
-def particles(setup):
-    return [layer.attention.particles.detach().clone() for layer in setup.model.layers]
+    return set_up_start(corpus, 120, **{"positions": "parts"} | changes)
 
 
 def test_labels_choose_particles_that_do_not_see_the_part():
     setup, _ = made(pairs())
-    before = particles(setup)
+    before = particles_of(setup)
     start = choose_matches(setup)
     assert start.choice.factor in FACTORS
     assert start.choice.explained > 2 * start.choice.drawn
-    for kept, now in zip(before, particles(setup), strict=True):
+    for kept, now in zip(before, particles_of(setup), strict=True):
         assert torch.equal(kept, now)
     facts = run_phase_a(setup, None, lambda record: None)
     assert facts["begun"] == "matches"
@@ -70,16 +52,16 @@ def test_labels_choose_particles_that_do_not_see_the_part():
     assert "Labels chose particles blind to the part" in facts["summary"]
     table = setup.model.position_embedding.weight.detach()
     apart = (table[0] - table[1]).view(setup.settings.n_heads, 1, -1)
-    for layer, found in enumerate(particles(setup)):
+    for layer, found in enumerate(particles_of(setup)):
         assert torch.equal(found, start.positions[layer])
         assert float((found * apart).sum(dim=-1).abs().max()) < 1e-5
 
 
 def test_shuffled_labels_leave_particles_alone():
     setup, _ = made(pairs(shuffled=True))
-    before = particles(setup)
+    before = particles_of(setup)
     assert run_phase_a(setup, None, lambda record: None)["begun"] == "drawn"
-    for kept, now in zip(before, particles(setup), strict=True):
+    for kept, now in zip(before, particles_of(setup), strict=True):
         torch.testing.assert_close(kept, now)
 
 
@@ -88,9 +70,9 @@ def test_shuffled_labels_leave_particles_alone():
 )
 def test_pairs_keep_drawn_particles_otherwise(changes):
     setup, _ = made(pairs(n=60), **changes)
-    before = particles(setup)
+    before = particles_of(setup)
     assert run_phase_a(setup, None, lambda record: None)["begun"] == "drawn"
-    for kept, now in zip(before, particles(setup), strict=True):
+    for kept, now in zip(before, particles_of(setup), strict=True):
         torch.testing.assert_close(kept, now)
 
 
@@ -108,7 +90,7 @@ def test_controls_of_pairs():
     for row in ("kernel", "vanilla", "control", "noise", "placed"):
         setup, _ = made(corpus, attention=f"{row}-softmaxfeat")
         run_phase_a(setup, None, lambda record: None)
-        found[row] = particles(setup)[0]
+        found[row] = particles_of(setup)[0]
     norms = {row: each.norm(dim=-1) for row, each in found.items()}
     assert torch.equal(found["noise"], found["vanilla"])
     torch.testing.assert_close(norms["control"], norms["kernel"])

@@ -4,16 +4,14 @@ import random
 
 import pytest
 import torch
-from text_cases import reviews, tiny_settings
+from text_cases import particles_of, reviews, set_up_start
 
 from coulomb._support.errors import CoulombError
 from coulomb.text import (
     build_corpus,
     diagnose_run,
     train_in_folder,
-    train_vocabulary,
 )
-from coulomb.text._setup import set_up
 from coulomb.text._shifts import POOL, choose_start, judge_choice, look_around
 from coulomb.text.phases import run_phase_a
 from coulomb.text.predictor import Predictor
@@ -44,39 +42,23 @@ def told_by_neighbours(shifts, *, n=400, shuffled=False):
 
 
 def made(corpus, **changes):
-    vocabulary = train_vocabulary(corpus.split("train").texts, size=60)
-    options = {
-        "n_features": 16,
-        "width": 32,
-        "align_after": 0,
-        "align_start": "chosen",
-        "align_epochs": 0.0,
-        "start_norm": 3.0,
-        "epochs": 1,
-        "rare_tokens": 0,
-    }
-    settings = tiny_settings(**options | changes)
-    return set_up(corpus, settings, vocabulary), vocabulary
-
-
-def particles(setup):
-    return [layer.attention.particles.detach().clone() for layer in setup.model.layers]
+    return set_up_start(corpus, 60, **{"start_norm": 3.0} | changes)
 
 
 @pytest.mark.parametrize("shifts", [(-1, 1), (2, -2)])
 def test_labels_choose_the_windows_that_tell_them(shifts):
     setup, _ = made(told_by_neighbours(shifts))
     assert not setup.model.layers[0].attention.tied
-    before = particles(setup)
+    before = particles_of(setup)
     start = choose_start(setup)
     assert set(start.shifts) == set(shifts)
     assert start.choice.explained > 2 * max(start.choice.centred, 0.01)
-    for kept, now in zip(before, particles(setup), strict=True):
+    for kept, now in zip(before, particles_of(setup), strict=True):
         assert torch.equal(kept, now)
     facts = run_phase_a(setup, None, lambda record: None)
     assert facts["shifts"] == start.shifts
     assert "The labels chose that" in facts["summary"]
-    for layer, found in enumerate(particles(setup)):
+    for layer, found in enumerate(particles_of(setup)):
         assert torch.equal(found, start.positions[layer])
 
 
@@ -86,7 +68,7 @@ def test_a_finished_phase_a_is_taken_up_as_it_was(tmp_path):
     for _ in range(2):
         setup, _ = made(corpus, align_epochs=0.5, align_step_size=1e-3)
         facts = run_phase_a(setup, file, lambda record: None)
-        found.append((facts | {"seconds": 0}, particles(setup)))
+        found.append((facts | {"seconds": 0}, particles_of(setup)))
     assert found[0][0] == found[1][0]
     assert found[0][0]["steps"] > 0
     for one, two in zip(found[0][1], found[1][1], strict=True):
@@ -120,7 +102,7 @@ def test_shifts_can_be_given_and_drawn():
         facts = run_phase_a(setup, None, lambda record: None)
         assert len(set(facts["shifts"])) == 2
         drawn.add(facts["shifts"])
-        halves = particles(setup)[0].split(16, dim=-1)
+        halves = particles_of(setup)[0].split(16, dim=-1)
         assert not torch.allclose(*halves)
     assert len(drawn) > 1
 
@@ -132,14 +114,14 @@ def test_controls_of_the_choice():
     for row in ("vanilla", "control", "noise", "placed"):
         setup, _ = made(corpus, attention=f"{row}-softmaxfeat")
         run_phase_a(setup, None, lambda record: None)
-        found[row] = particles(setup)[0]
+        found[row] = particles_of(setup)[0]
     assert torch.equal(found["noise"], found["vanilla"])
     assert found["placed"].shape == found["vanilla"].shape
     learned, _ = made(corpus)
     run_phase_a(learned, None, lambda record: None)
     for half, aligned in zip(
         found["control"].split(16, dim=-1),
-        particles(learned)[0].split(16, dim=-1),
+        particles_of(learned)[0].split(16, dim=-1),
         strict=True,
     ):
         cosine = torch.cosine_similarity(half, found["vanilla"], dim=-1)
@@ -151,10 +133,10 @@ def test_controls_of_the_choice():
 def test_texts_with_one_label_keep_tied_drawn_particles(row):
     corpus = build_corpus("some", reviews(40), validation_share=0.25)
     setup, _ = made(corpus, attention=f"{row}-softmaxfeat")
-    before = particles(setup)
+    before = particles_of(setup)
     assert setup.model.layers[0].attention.tied
     run_phase_a(setup, None, lambda record: None)
-    for kept, now in zip(before, particles(setup), strict=True):
+    for kept, now in zip(before, particles_of(setup), strict=True):
         torch.testing.assert_close(kept, now)
 
 

@@ -4,6 +4,7 @@ import csv
 import random
 
 from coulomb.text import build_corpus, preset, train_vocabulary
+from coulomb.text._setup import set_up
 
 GOOD = ["fine", "lovely", "great", "superb", "warm", "clever", "moving", "bright"]
 BAD = ["dull", "poor", "awful", "weak", "cold", "clumsy", "boring", "bleak"]
@@ -58,6 +59,26 @@ def tiny_corpus(n=120):
 
 def tiny_settings(**changes):
     return preset("default", TINY | changes)
+
+
+def set_up_start(corpus, size, **changes):
+    """Set up a run whose Phase A begins with what the labels choose, and ends there."""
+    vocabulary = train_vocabulary(corpus.split("train").texts, size=size)
+    options = {
+        "n_features": 16,
+        "width": 32,
+        "align_after": 0,
+        "align_start": "chosen",
+        "align_epochs": 0.0,
+        "epochs": 1,
+        "rare_tokens": 0,
+    }
+    settings = tiny_settings(**options | changes)
+    return set_up(corpus, settings, vocabulary), vocabulary
+
+
+def particles_of(setup):
+    return [layer.attention.particles.detach().clone() for layer in setup.model.layers]
 
 
 def tiny_vocabulary(corpus):
