@@ -8,6 +8,7 @@ from text_cases import particles_of, set_up_start
 
 from coulomb._support.errors import CoulombError
 from coulomb.text import (
+    _matches,
     build_corpus,
     diagnose_run,
     train_in_folder,
@@ -36,6 +37,11 @@ def pairs(*, n=400, shuffled=False):
 
 def made(corpus, **changes):
     return set_up_start(corpus, 120, **{"positions": "parts"} | changes)
+
+
+@pytest.fixture(autouse=True)
+def few_are_enough(monkeypatch):
+    monkeypatch.setattr(_matches, "ENOUGH", 300)
 
 
 def test_labels_choose_particles_that_do_not_see_the_part():
@@ -74,6 +80,12 @@ def test_pairs_keep_drawn_particles_otherwise(changes):
     assert run_phase_a(setup, None, lambda record: None)["begun"] == "drawn"
     for kept, now in zip(before, particles_of(setup), strict=True):
         torch.testing.assert_close(kept, now)
+
+
+def test_few_pairs_keep_drawn_particles(monkeypatch):
+    monkeypatch.setattr(_matches, "ENOUGH", 400)
+    setup, _ = made(pairs())  # of which a fifth is for validation
+    assert run_phase_a(setup, None, lambda record: None)["begun"] == "drawn"
 
 
 def test_single_texts_have_no_parts():

@@ -25,6 +25,8 @@ from coulomb.text.packed import _layers, _parts
 # Norms that labels choose among, as multiples of the drawn ones.
 FACTORS = (1.0, 2.0, 4.0, 8.0)
 _PAIRS = 5000  # that are looked at
+# With fewer Phase B does not learn to compare words, whatever the labels choose.
+ENOUGH = 5000
 _TEXTS = 64  # of a batch
 
 
@@ -74,6 +76,23 @@ def sees_parts(setup: Setup) -> bool:
     """
     pairs = setup.rows["train"].parts is not None
     return pairs and setup.settings.positions == "parts"
+
+
+def may_choose(setup: Setup) -> bool:
+    """Say whether labels choose the norms of particles that are blind to the part.
+
+    Parameters
+    ----------
+    setup
+        The model and its data.
+
+    Returns
+    -------
+    bool
+        Whether they are asked, and are of enough pairs.
+    """
+    asked = setup.settings.align_start == "chosen" and sees_parts(setup)
+    return asked and len(setup.rows["train"]) >= ENOUGH
 
 
 def match_start(setup: Setup, factor: float) -> Tensor:

@@ -77,8 +77,9 @@ class TextSettings:
     align_start
         Where Phase A begins: with the particles as "drawn", for tags with "windows" of
         positions around the token itself, or with what labels have "chosen": windows
-        before and after a token for tags, and for pairs of texts with `positions =
-        "parts"` particles that do not see the part. Other texts keep what was drawn.
+        before and after a token for tags, and for 5,000 or more pairs of texts with
+        `positions = "parts"` particles that do not see the part. Other texts keep what
+        was drawn.
     align_shifts
         Which windows of tags, such as "-1,1", used in turn by the heads; empty lets the
         labels choose.

@@ -20,7 +20,7 @@ from coulomb.attention.matches import MatchTest
 from coulomb.attention.shifts import ChoiceTest
 from coulomb.dynamics.loop import load_run
 from coulomb.dynamics.stopping import StopReason
-from coulomb.text._matches import judge_matches, sees_parts
+from coulomb.text._matches import judge_matches, may_choose
 from coulomb.text._setup import Setup, set_up
 from coulomb.text._shifts import judge_choice
 from coulomb.text._starts import take_start
@@ -107,7 +107,7 @@ def diagnose_run(
 def _judge_choice(setup: Setup, n_shuffles: int) -> ChoiceTest | MatchTest | None:
     """Repeat the choice of the start, with the weights that Phase A began with."""
     settings = setup.settings
-    if settings.align_start == "chosen" and sees_parts(setup):
+    if may_choose(setup):
         return judge_matches(setup, n_shuffles)
     if settings.align_shifts or not looks_aside(settings, setup.corpus.kind):
         return None

@@ -23,7 +23,13 @@ from coulomb.dynamics.loop import Run, load_run
 from coulomb.dynamics.stopping import StopReason
 from coulomb.features import Particles
 from coulomb.interactions import Riesz
-from coulomb.text._matches import MatchStart, choose_matches, match_start, sees_parts
+from coulomb.text._matches import (
+    MatchStart,
+    choose_matches,
+    match_start,
+    may_choose,
+    sees_parts,
+)
 from coulomb.text._setup import ALIGN, BATCHES, Setup
 from coulomb.text._shifts import Start, choose_start, window_start
 from coulomb.text.batches import IGNORED, TokenBatch
@@ -335,7 +341,7 @@ def _beginning(setup: Setup) -> AnyStart | None:
     Labels of whole texts say nothing about places. Those of tokens choose where heads
     look, and those of pairs how closely words must agree, if they may.
     """
-    if setup.settings.align_start == "chosen" and sees_parts(setup):
+    if may_choose(setup):
         return choose_matches(setup)
     if setup.corpus.kind != "token" or setup.settings.align_start == "drawn":
         return None
