@@ -165,7 +165,13 @@ def print_proof(folder: Path) -> None:
     records = load_records(folder / "phase-a")
     print("| task | M | arm | score | standard error | seeds |")
     print("| --- | --- | --- | --- | --- | --- |")
-    for row in summarise(records, "score"):
+
+    def place_of(row):
+        arm = row.row
+        budget = arm["n_components"] or math.inf  # what has no particles comes last
+        return arm["task"], budget, arm["method"], arm["control"] or ""
+
+    for row in sorted(summarise(records, "score"), key=place_of):
         name = row.row["method"]
         if row.row["control"]:
             name = f"{name}, {row.row['control']}"
