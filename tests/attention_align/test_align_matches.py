@@ -88,14 +88,20 @@ def test_the_smallest_of_norms_that_are_alike_is_chosen():
     assert found.explained > 10 * found.drawn
 
 
-def test_labels_that_mean_nothing_choose_nothing():
-    """Chance gives 16 / n, four standard errors, once in 16,000 columns."""
-    labels = torch.arange(500) % 2
-    shares = {factor: drawn(500, 2, seed=int(factor)) for factor in (DRAWN, 1.0, 4.0)}
-    found = judge_norms(shares, labels, n_shuffles=20, seed=0)
-    assert found.choice.factor == DRAWN
-    assert found.p_value == 1.0
-    assert "particles stay as drawn" in found.sentence()
+@pytest.mark.parametrize("n_classes", [2, 3, 20])
+def test_labels_that_mean_nothing_choose_nothing(n_classes):
+    """Of two classes chance gives 16 / n, four standard errors, once in 16,000 columns.
+
+    Of more it gives `(n_classes - 1) / n` on average, which is no reason to choose.
+    """
+    labels = torch.arange(500) % n_classes
+    for seed in range(10):
+        kinds = enumerate((DRAWN, 1.0, 4.0))
+        shares = {factor: drawn(500, 1, seed=3 * seed + k) for k, factor in kinds}
+        found = judge_norms(shares, labels, n_shuffles=5, seed=0)
+        assert found.choice.factor == DRAWN
+        assert found.p_value == 1.0
+        assert "particles stay as drawn" in found.sentence()
 
 
 def test_drawn_particles_must_be_among_them():

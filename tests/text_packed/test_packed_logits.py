@@ -65,10 +65,8 @@ def test_parts_of_pairs_agree_with_their_padded_twin(row, known, loops):
 
 
 def test_an_encoder_of_parts_takes_texts_of_any_length():
-    model, batch = (
-        make_model("shared-softmaxfeat", positions="parts"),
-        make_batch((20,)),
-    )
+    model = make_model("shared-softmaxfeat", positions="parts")
+    batch = make_batch((20,))
     assert packed_logits(model, batch).shape == (1, 3)
     assert model.position_embedding.num_embeddings == 2
 

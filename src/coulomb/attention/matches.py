@@ -18,8 +18,9 @@ from coulomb._support.checks import check_real
 from coulomb._support.errors import ParameterError
 
 DRAWN = 0.0  # the name, among multiples of norms, of particles as they were drawn
-# Standard errors by which shares of attention must differ to mean anything.
-_CERTAIN = 4.0
+# Standard errors by which shares of attention must differ to mean anything, squared,
+# for every class but the first.
+_CERTAIN = 16.0
 
 
 def blind_particles(particles: Tensor, parts: Tensor, *, factor: float = 1.0) -> Tensor:
@@ -172,7 +173,9 @@ def choose_norm(shares: Mapping[float, Tensor], labels: Tensor) -> MatchChoice:
     # Of a squared correlation: 2 r (1 - r^2) / sqrt(n).
     error = 2 * math.sqrt(best / len(labels)) * (1 - best)
     good = [factor for factor in sorted(told) if told[factor] >= best - error]
-    factor = good[0] if len(labels) * best >= _CERTAIN**2 else DRAWN
+    # Grows as what chance tells, (classes - 1) / n.
+    chance = _CERTAIN * int(labels.max())
+    factor = good[0] if len(labels) * best >= chance else DRAWN
     return MatchChoice(factor, told[factor], told[DRAWN])
 
 
