@@ -14,7 +14,7 @@ export MPLCONFIGDIR := $(CURDIR)/$(VENV)/matplotlib
 help:
 	@echo "make run     install into $(VENV) and run the demonstration"
 	@echo "make test    install into $(VENV) and run the tests"
-	@echo "make check   linters, types, import contracts, docstrings"
+	@echo "make check   linters, types, import contracts"
 	@echo "make bench   speed and accuracy against peers, as ratios"
 	@echo "make docs    check the documentation's code and links"
 
@@ -27,8 +27,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@mkdir -p $(MPLCONFIGDIR)
 	@echo "Compiling the hot loops, once ..."
 	$(BIN)/python -c "from coulomb.kernels.langevin import warm_up; warm_up()"
-	$(BIN)/python -c "from coulomb.text._packed_fast import warm_up; warm_up()"
-	$(BIN)/python -c "from coulomb.attention._compiled import warm_up; warm_up()"
+	$(BIN)/python -c "from coulomb.attention.encoder.packed_compiled import warm_up; warm_up()"
+	$(BIN)/python -c "from coulomb.attention.ops.compiled import warm_up; warm_up()"
 	@touch $@
 
 run: install
@@ -42,7 +42,6 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	find src -name '*.py' -not -path '*/cli/*' | xargs $(BIN)/numpydoc lint
 
 bench: install
 	$(BIN)/python benchmarks/dynamics.py

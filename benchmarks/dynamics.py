@@ -34,7 +34,7 @@ from coulomb.interactions import (
     RandomBatchSum,
     Riesz,
 )
-from coulomb.kernels import _loops
+from coulomb.kernels import loops as _loops
 from coulomb.kernels.fourier import FourierData
 from coulomb.kernels.langevin import langevin_steps, warm_up
 from coulomb.kernels.riesz import riesz_sums

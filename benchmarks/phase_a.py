@@ -18,15 +18,15 @@ from pathlib import Path
 
 import torch
 
-from coulomb.attention.layers import KernelAttention
+from coulomb.attention.layers.kernel import KernelAttention
 from coulomb.experiments import load_records
 from coulomb.experiments.phase_a import CHANGES, compare_arms, load_rows, p_value
 from coulomb.experiments.summary import mean_difference, summarise
-from coulomb.text._progress import show
-from coulomb.text._setup import set_up
-from coulomb.text._stores import MemoryStore
+from coulomb.text.progress import show
 from coulomb.text.scoring import judged_by
 from coulomb.text.settings import preset
+from coulomb.text.setup import set_up
+from coulomb.text.stores import MemoryStore
 from coulomb.text.training import _Trainer
 
 VANILLA = {"attention": "vanilla-softmaxfeat"}

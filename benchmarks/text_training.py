@@ -35,9 +35,9 @@ from coulomb.attention import (
     SoftmaxAttention,
     align,
 )
-from coulomb.text.batches import TokenBatch, pad
+from coulomb.attention.encoder.batches import TokenBatch, pad
+from coulomb.attention.encoder.packed import PackedHeads, packed_logits
 from coulomb.text.optimiser import make_optimiser, trim_vocabulary
-from coulomb.text.packed import PackedHeads, packed_logits
 
 VOCABULARY, LENGTH, BATCH, LR = 30_522, 128, 64, 2e-4
 MAPS = ("softmaxfeat", "elu", "softplus", "sigmoid2", "cos2", "favor")

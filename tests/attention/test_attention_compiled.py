@@ -7,13 +7,13 @@ import torch
 from attention_cases import gradients, make_case, padding
 
 from coulomb.attention import (
-    _compiled,
     decode_step,
     init_state,
     kernel_attention,
     prefill,
-    reference,
 )
+from coulomb.attention.ops import compiled as _compiled
+from coulomb.attention.ops import reference
 from coulomb.features import Particles, SoftmaxFeatures
 from coulomb.kernels import available
 
@@ -80,7 +80,7 @@ def assert_close(ours, expected):
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_equals_its_twin(name, kind, n, masked, kept, kinds, monkeypatch):
-    monkeypatch.setattr("coulomb.attention.ops._KEPT_BYTES", kept << 40)
+    monkeypatch.setattr("coulomb.attention.ops.api._KEPT_BYTES", kept << 40)
     case = single(name, n=n)
     options = {
         "key_mask": padding(case) if masked else None,
@@ -130,7 +130,7 @@ def test_large_keys_are_left_to_torch(name, kind, n, kinds, monkeypatch):
 @pytest.mark.parametrize("name", NAMES)
 def test_queries_may_be_large(name, kind, n, kept, kinds, monkeypatch):
     """Exponents far above those of keys: their largest cancels."""
-    monkeypatch.setattr("coulomb.attention.ops._KEPT_BYTES", kept << 40)
+    monkeypatch.setattr("coulomb.attention.ops.api._KEPT_BYTES", kept << 40)
     case = single(name, n=n)
     case = case._replace(q=12 * case.q, k=case.k / 2)
     options = {"causal": kind == "causal"}

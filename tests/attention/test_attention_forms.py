@@ -12,8 +12,8 @@ from coulomb.attention import (
     kernel_weights,
     linear_attention,
     packed_attention,
-    reference,
 )
+from coulomb.attention.ops import reference
 from coulomb.features import Particles, as_feature_map
 
 FORMS = ["linear", "quadratic", "auto"]
@@ -185,7 +185,7 @@ def test_kept_features_give_the_same_gradients(name, monkeypatch):
     case = case._replace(k=growth * case.k)
     results = []
     for size in (1 << 40, 0):
-        monkeypatch.setattr("coulomb.attention.ops._KEPT_BYTES", size)
+        monkeypatch.setattr("coulomb.attention.ops.api._KEPT_BYTES", size)
         results.append(gradients(call(kernel_attention, name), case, form="linear"))
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)

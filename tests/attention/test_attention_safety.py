@@ -10,8 +10,8 @@ from coulomb.attention import (
     kernel_attention,
     linear_attention,
     packed_attention,
-    reference,
 )
+from coulomb.attention.ops import reference
 from coulomb.features import Favor, Particles, feature_maps
 
 POSITIVE = [name for name in MAPS if feature_maps.build(name).positive]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from coulomb.attention.ops import kernel_attention
+from coulomb.attention.ops.api import kernel_attention
 from coulomb.features import Particles
 
 

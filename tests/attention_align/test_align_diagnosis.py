@@ -9,14 +9,14 @@ import torch
 from align_cases import TinyModel, marked_batches, marked_model, random_batches
 from torch import nn
 
-from coulomb.attention.align import align
-from coulomb.attention.controls import (
+from coulomb.attention.align.controls import (
     label_cosines,
     noise_twin,
     prediction_p_value,
 )
-from coulomb.attention.diagnosis import BLIND, diagnose
-from coulomb.attention.phase_a import PAPER
+from coulomb.attention.align.diagnosis import BLIND, diagnose
+from coulomb.attention.align.problem import PAPER
+from coulomb.attention.align.run import align
 from coulomb.features import Particles
 
 SIZE = {"size": 32, "length": 6}

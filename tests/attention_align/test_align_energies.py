@@ -4,9 +4,8 @@ import pytest
 import torch
 from align_cases import TinyModel, random_batches
 
-from coulomb.attention._batches import Batch, as_batch
-from coulomb.attention._evaluation import Network, ParticleLayers
-from coulomb.attention.alignment import (
+from coulomb.attention.align.batches import Batch, as_batch
+from coulomb.attention.align.energies import (
     IGNORED,
     LEVELS,
     Evaluated,
@@ -14,7 +13,8 @@ from coulomb.attention.alignment import (
     NoAlignment,
     View,
 )
-from coulomb.attention.scores import Rows, Target, as_score, scores
+from coulomb.attention.align.model_as_function import Network, ParticleLayers
+from coulomb.attention.align.scores import Rows, Target, as_score, scores
 from coulomb.features import Particles
 from coulomb.objectives import Field
 

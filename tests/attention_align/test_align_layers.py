@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from coulomb.attention._batches import as_batch
-from coulomb.attention._evaluation import Network, ParticleLayers
-from coulomb.attention.align import align
-from coulomb.attention.diagnosis import diagnose
-from coulomb.attention.warm_up import CrossEntropy
+from coulomb.attention.align.batches import as_batch
+from coulomb.attention.align.diagnosis import diagnose
+from coulomb.attention.align.model_as_function import Network, ParticleLayers
+from coulomb.attention.align.pretrain import CrossEntropy
+from coulomb.attention.align.run import align
 
-layers = pytest.importorskip("coulomb.attention.layers")
-encoder = pytest.importorskip("coulomb.attention.encoder")
+layers = pytest.importorskip("coulomb.attention.layers.kernel")
+encoder = pytest.importorskip("coulomb.attention.encoder.encoder")
 
 QUICK = {"max_epochs": 1, "watched": 1}
 

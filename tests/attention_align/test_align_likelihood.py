@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn import functional
 
 from coulomb._support.errors import ParameterError
-from coulomb.attention.align import align
-from coulomb.attention.phase_a import AlignmentSettings, set_up
-from coulomb.attention.scores import Likelihood, Rows
+from coulomb.attention.align.problem import AlignmentSettings, set_up
+from coulomb.attention.align.run import align
+from coulomb.attention.align.scores import Likelihood, Rows
 from coulomb.features import Particles
 
 FLOW = {"sampler": "adam", "inverse_temperature": math.inf, "strength": 0.0}

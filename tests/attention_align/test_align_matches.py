@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from coulomb._support.errors import ParameterError
-from coulomb.attention.matches import (
+from coulomb.attention.align.pair_start import (
     DRAWN,
     blind_particles,
     choose_norm,

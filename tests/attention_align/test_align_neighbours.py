@@ -8,8 +8,11 @@ from torch import nn
 
 from coulomb._support.errors import ParameterError
 from coulomb.attention import KernelAttention, align
-from coulomb.attention.neighbours import Neighbours, neighbour_likelihood
-from coulomb.attention.scores import Rows, shuffled
+from coulomb.attention.align.attention_likelihood import (
+    Neighbours,
+    neighbour_likelihood,
+)
+from coulomb.attention.align.scores import Rows, shuffled
 
 F64 = torch.float64
 NONE = -100

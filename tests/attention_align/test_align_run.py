@@ -14,10 +14,10 @@ from align_cases import (
 from torch import nn
 
 from coulomb._support.streams import make_generator
-from coulomb.attention._moves import MOVES, batch_of_step
-from coulomb.attention.align import align
-from coulomb.attention.phase_a import PAPER, AlignmentSettings, set_up
-from coulomb.attention.warm_up import CrossEntropy
+from coulomb.attention.align.pretrain import CrossEntropy
+from coulomb.attention.align.problem import PAPER, AlignmentSettings, set_up
+from coulomb.attention.align.run import align
+from coulomb.attention.align.sampler import MOVES, batch_of_step
 from coulomb.domains import Ball
 from coulomb.dynamics.langevin import ProjectedLangevin
 from coulomb.dynamics.loop import RunSettings, load_run, proceed, save_run, start

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from coulomb.attention.scores import (
+from coulomb.attention.align.scores import (
     Centred,
     Rows,
     Target,

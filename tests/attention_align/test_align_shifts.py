@@ -8,14 +8,14 @@ from sklearn.linear_model import Ridge
 
 from coulomb._support.errors import ParameterError
 from coulomb.attention import EncoderSettings, KernelEncoder, align
-from coulomb.attention.layers import KernelAttention
-from coulomb.attention.shifts import (
+from coulomb.attention.align.window_start import (
     _RIDGE,
     Contexts,
     count_labels,
     unexplained,
 )
-from coulomb.attention.windows import window_particles
+from coulomb.attention.align.windows import window_particles
+from coulomb.attention.layers.kernel import KernelAttention
 
 
 def drawn(*shape, seed=0):

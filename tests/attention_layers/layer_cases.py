@@ -2,9 +2,9 @@
 
 import torch
 
-import coulomb.attention.baselines
-import coulomb.attention.layers  # noqa: F401  (their members register themselves)
-from coulomb.attention._interface import attention_layers
+import coulomb.attention.layers.baselines
+import coulomb.attention.layers.kernel  # noqa: F401  (their members register themselves)
+from coulomb.attention.layers.base import attention_layers
 
 LAYERS = sorted(attention_layers)
 CAUSAL_LAYERS = [name for name in LAYERS if name != "linformer"]

@@ -3,7 +3,7 @@
 import torch
 from layer_cases import normal
 
-from coulomb.attention.baselines import Linformer, Performer
+from coulomb.attention.layers.baselines import Linformer, Performer
 
 
 def test_mixtures_are_what_linformer_attends_to():

@@ -7,9 +7,9 @@ import torch
 from layer_cases import LAYERS, SMALL, close
 from torch.nn.functional import cross_entropy
 
-from coulomb.attention._interface import attention_layers
-from coulomb.attention.encoder import EncoderSettings, KernelEncoder
-from coulomb.attention.layers import KernelAttention
+from coulomb.attention.encoder.encoder import EncoderSettings, KernelEncoder
+from coulomb.attention.layers.base import attention_layers
+from coulomb.attention.layers.kernel import KernelAttention
 
 SHAPE = {"width": 8, "ffn_width": 16, "max_length": 32}
 ATTENTION = partial(KernelAttention, n_features=16)

@@ -5,9 +5,10 @@ import torch
 from layer_cases import close, make_layer, normal
 from torch import nn
 
-from coulomb.attention import kernel_weights, reference
-from coulomb.attention.baselines import Linformer, Performer, SoftmaxAttention
-from coulomb.attention.layers import KernelAttention
+from coulomb.attention import kernel_weights
+from coulomb.attention.layers.baselines import Linformer, Performer, SoftmaxAttention
+from coulomb.attention.layers.kernel import KernelAttention
+from coulomb.attention.ops import reference
 from coulomb.dynamics.initial import Gaussian, Orthogonal
 from coulomb.features import Particles, feature_maps, projections
 

@@ -9,8 +9,8 @@ from torch import nn
 from torch.export import Dim
 from torch.func import functional_call, stack_module_state, vmap
 
-from coulomb.attention.encoder import EncoderSettings, KernelEncoder
-from coulomb.attention.layers import KernelAttention
+from coulomb.attention.encoder.encoder import EncoderSettings, KernelEncoder
+from coulomb.attention.layers.kernel import KernelAttention
 
 SETTINGS = EncoderSettings(20, 3, n_layers=1, width=8, ffn_width=16, max_length=32)
 ATTENTIONS = {

@@ -7,8 +7,8 @@ import torch
 from layer_cases import LAYERS, close, make_layer, normal
 from torch import nn
 
-from coulomb.attention.layers import KernelAttention
-from coulomb.attention.replace import replace_attention
+from coulomb.attention.layers.kernel import KernelAttention
+from coulomb.attention.layers.replace import replace_attention
 
 PADDING = torch.arange(6).expand(2, -1) >= torch.tensor([[6], [4]])
 

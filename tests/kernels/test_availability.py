@@ -67,7 +67,7 @@ def test_compiles_where_nothing_can_be_cached(tmp_path):
     result = run(
         """
         import numpy as np
-        from coulomb.kernels import _loops
+        from coulomb.kernels import loops as _loops
         a = np.zeros(8, np.float32)
         _loops.sincos_row(a, a.copy(), a)
         print(_loops.__file__, a[0])

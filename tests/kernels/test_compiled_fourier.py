@@ -2,7 +2,7 @@ import kernel_twins as plain
 import numpy as np
 import pytest
 
-from coulomb.kernels import _loops
+from coulomb.kernels import loops as _loops
 from coulomb.kernels.fourier import FourierData, fourier_alignment
 
 

@@ -5,23 +5,23 @@ import pytest
 
 numba = pytest.importorskip("numba")
 
-from coulomb.kernels import _attention_decode, _attention_rows  # noqa: E402
-from coulomb.kernels import _packed_attention as packed  # noqa: E402
-from coulomb.kernels._loops import APART  # noqa: E402
+from coulomb.kernels import attention_rows, decode  # noqa: E402
+from coulomb.kernels import packed_attention as packed  # noqa: E402
+from coulomb.kernels.loops import APART  # noqa: E402
 
 WIDTHS = (4, 8, 13, 16, 24, 31, 32, 40, 64)
 
 
 @numba.njit
 def step(old, factors, q, k, value, new):
-    return _attention_decode._step(old, factors, q, k, value, new)
+    return decode._step(old, factors, q, k, value, new)
 
 
 @numba.njit
 def grad_rows(out, grad, dim, row, dots):
     strides = (0, 0, dim)
     inverses = np.full(1, np.float32(1 / 3))
-    _attention_rows.grad_rows(
+    attention_rows.grad_rows(
         (out, strides), (grad, strides), (0, 0), inverses, 1, dim, (row, dots)
     )
 

@@ -9,8 +9,8 @@ from text_cases import reviews, tagged, write_csv
 
 from coulomb._support.errors import CoulombError
 from coulomb.text import build_corpus, load_task, preset, read_corpus
-from coulomb.text._tables import read_columns
 from coulomb.text.corpora import keep_back, numbered_split
+from coulomb.text.files import read_columns
 from coulomb.text.running import choose_vocabulary
 
 

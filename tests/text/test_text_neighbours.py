@@ -8,13 +8,13 @@ from text_cases import tagged, tiny_corpus, tiny_settings, tiny_vocabulary
 
 from coulomb._support.errors import ParameterError
 from coulomb.text import build_corpus, train
-from coulomb.text._setup import set_up
 from coulomb.text.phases import (
     alignment_batches,
     neighbour_batches,
     objective_of,
     run_phase_a,
 )
+from coulomb.text.setup import set_up
 
 ADAM = {
     "align_objective": "auto",

@@ -10,8 +10,8 @@ from text_cases import tiny_settings
 
 from coulomb._support.errors import CoulombError
 from coulomb.text import PAPER_ROWS, PRESETS, VARIANTS, TextSettings, preset
-from coulomb.text._setup import build_model
 from coulomb.text.settings import read_toml
+from coulomb.text.setup import build_model
 from coulomb.text.training import learning_rate
 
 

@@ -14,12 +14,11 @@ from text_cases import (
 )
 
 from coulomb._support.errors import CoulombError
-from coulomb.attention.phase_a import set_up as set_up_alignment
+from coulomb.attention.align.problem import set_up as set_up_alignment
+from coulomb.attention.encoder.batches import padded_logits
 from coulomb.features import Particles
 from coulomb.text import VARIANTS, Split, build_corpus, train, train_vocabulary
-from coulomb.text._setup import set_up
 from coulomb.text._shifts import window_start
-from coulomb.text.batches import padded_logits
 from coulomb.text.phases import (
     alignment_batches,
     alignment_settings,
@@ -27,6 +26,7 @@ from coulomb.text.phases import (
     run_phase_a,
 )
 from coulomb.text.scoring import log_probabilities, score_split, word_classes
+from coulomb.text.setup import set_up
 from coulomb.text.tokens import encode_split
 
 

@@ -4,7 +4,7 @@ import csv
 import random
 
 from coulomb.text import build_corpus, preset, train_vocabulary
-from coulomb.text._setup import set_up
+from coulomb.text.setup import set_up
 
 GOOD = ["fine", "lovely", "great", "superb", "warm", "clever", "moving", "bright"]
 BAD = ["dull", "poor", "awful", "weak", "cold", "clumsy", "boring", "bleak"]

@@ -12,8 +12,8 @@ from coulomb.attention import (
     Performer,
     SoftmaxAttention,
 )
+from coulomb.attention.encoder.batches import TokenBatch
 from coulomb.features import feature_maps
-from coulomb.text.batches import TokenBatch
 
 MAPS = sorted(name for name in feature_maps if feature_maps.build(name).positive)
 LENGTHS = (3, 1, 7, 12, 7, 2, 4, 9)

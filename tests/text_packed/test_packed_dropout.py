@@ -4,9 +4,9 @@ import pytest
 import torch
 from packed_cases import ROWS, assert_same, make_batch, make_model
 
+from coulomb.attention.encoder.dropout import drop, kept, make_dropout, mix
+from coulomb.attention.encoder.packed import packed_logits
 from coulomb.kernels import available
-from coulomb.text._packed_dropout import drop, kept, make_dropout, mix
-from coulomb.text.packed import packed_logits
 
 OWN = ("shared-elu", "performer", "softmax", "softmax-shared", "linformer")
 

@@ -4,12 +4,16 @@ from packed_cases import LENGTHS, make_batch, make_model
 
 from coulomb._support.errors import ParameterError
 from coulomb.attention import align
-from coulomb.attention._evaluation import Network, ParticleLayers, call_model
-from coulomb.attention.alignment import IGNORED, ModelAlignment, View
-from coulomb.attention.scores import as_score
+from coulomb.attention.align.energies import IGNORED, ModelAlignment, View
+from coulomb.attention.align.model_as_function import (
+    Network,
+    ParticleLayers,
+    call_model,
+)
+from coulomb.attention.align.scores import as_score
+from coulomb.attention.encoder.batches import pad
+from coulomb.attention.encoder.packed import PackedHeads
 from coulomb.features import Particles
-from coulomb.text.batches import pad
-from coulomb.text.packed import PackedHeads
 
 
 def objective(model, batch, evaluate, view):

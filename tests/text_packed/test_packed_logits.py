@@ -16,10 +16,10 @@ from torch import nn
 
 from coulomb._support.errors import CoulombError
 from coulomb.attention import KernelAttention, Performer, attention_layers
+from coulomb.attention.encoder import packed_traceable as plain
+from coulomb.attention.encoder.batches import TokenBatch, padded_logits
+from coulomb.attention.encoder.packed import _parts, packed_logits
 from coulomb.kernels import available
-from coulomb.text import _packed_plain as plain
-from coulomb.text.batches import TokenBatch, padded_logits
-from coulomb.text.packed import _parts, packed_logits
 
 SHAPES = {
     "paper": {},

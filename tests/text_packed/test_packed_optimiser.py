@@ -6,9 +6,9 @@ from packed_cases import make_batch, make_model
 from torch import nn
 
 from coulomb._support.errors import ParameterError
-from coulomb.text._packed_gradients import recycle_gradient, spare_gradient
+from coulomb.attention.encoder.packed import packed_logits
+from coulomb.attention.encoder.packed_gradients import recycle_gradient, spare_gradient
 from coulomb.text.optimiser import make_optimiser, restore_vocabulary, trim_vocabulary
-from coulomb.text.packed import packed_logits
 
 
 def train(model, optimisers, batches):

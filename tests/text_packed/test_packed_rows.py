@@ -11,10 +11,10 @@ from coulomb.kernels import available
 if not available():
     pytest.skip("numba is missing or switched off", allow_module_level=True)
 
-from coulomb.kernels import _packed_maps as maps
-from coulomb.kernels import _packed_rows as rows
-from coulomb.text._packed_cores import map_numbers
-from coulomb.text._packed_dropout import kept, make_dropout
+from coulomb.attention.encoder.dropout import kept, make_dropout
+from coulomb.attention.encoder.packed_cores import map_numbers
+from coulomb.kernels import encoder_rows as rows
+from coulomb.kernels import maps
 
 
 def test_gelu_and_its_slope():
@@ -77,9 +77,10 @@ def test_favor_features_have_the_right_products():
 def test_warm_up_leaves_nothing_to_compile():
     from packed_cases import ROWS, make_batch, make_model
 
-    from coulomb.kernels import _packed_attention, _packed_mixtures
-    from coulomb.text._packed_fast import warm_up
-    from coulomb.text.packed import packed_logits
+    from coulomb.attention.encoder.packed import packed_logits
+    from coulomb.attention.encoder.packed_compiled import warm_up
+    from coulomb.kernels import packed_attention as _packed_attention
+    from coulomb.kernels import packed_mixtures as _packed_mixtures
 
     warm_up()
     entries = [

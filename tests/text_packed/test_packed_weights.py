@@ -2,9 +2,9 @@ import pytest
 import torch
 from packed_cases import LENGTHS, make_batch, make_model
 
-from coulomb.attention._batches import as_batch
-from coulomb.text.batches import pad
-from coulomb.text.packed_weights import PackedWeights
+from coulomb.attention.align.batches import as_batch
+from coulomb.attention.encoder.batches import pad
+from coulomb.attention.encoder.packed_weights import PackedWeights
 
 
 @pytest.fixture(params=["compiled", "plain"], autouse=True)

@@ -19,22 +19,6 @@ def check_real(
 ) -> float:
     """Return `value` as a float, or say which rule it breaks.
 
-    Parameters
-    ----------
-    name
-        The argument's name in the message.
-    value
-        What was given.
-    above, at_least, below, at_most
-        Strict and weak bounds.
-    infinite
-        Whether infinity is allowed.
-
-    Returns
-    -------
-    float
-        The value.
-
     Examples
     --------
     >>> check_real("step_size", -0.1, above=0)
@@ -62,20 +46,6 @@ def check_real(
 
 def check_count(name: str, value: Any, *, at_least: int = 1) -> int:
     """Return `value` as an int, or say that it must be a whole number.
-
-    Parameters
-    ----------
-    name
-        The argument's name in the message.
-    value
-        What was given.
-    at_least
-        The smallest value allowed.
-
-    Returns
-    -------
-    int
-        The value.
 
     Examples
     --------

@@ -27,20 +27,6 @@ class DivergedError(CoulombError, ArithmeticError):
 def unknown_name(argument: str, name: object, known: Iterable[str]) -> ParameterError:
     """Build the error for a name that is not registered.
 
-    Parameters
-    ----------
-    argument
-        The argument the name was given for.
-    name
-        What was given.
-    known
-        The names there are.
-
-    Returns
-    -------
-    ParameterError
-        Says the nearest name, if one is near, and lists all.
-
     Examples
     --------
     >>> print(unknown_name("map", "softplsu", ["elu", "softplus"]))

@@ -11,13 +11,6 @@ from typing import Any
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Write through a temporary file in the same folder, then rename.
 
-    Parameters
-    ----------
-    path
-        The file to make or replace.
-    write
-        Receives the temporary path and writes to it.
-
     Examples
     --------
     >>> import tempfile
@@ -42,15 +35,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write `content` as indented JSON, whole or not at all.
-
-    Parameters
-    ----------
-    path
-        The file to make or replace.
-    content
-        Anything `json.dumps` takes.
-    """
+    """Write `content` as indented JSON, whole or not at all."""
     text = json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n"
     write_whole(path, lambda temporary: temporary.write_text(text))
 

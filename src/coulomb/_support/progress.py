@@ -13,20 +13,6 @@ def progress_bar(
 ) -> Iterator[Advance]:
     """Show a bar on standard error while the block runs.
 
-    Parameters
-    ----------
-    description
-        What is being done.
-    total
-        How many units of work there are.
-    visible
-        Show the bar; None shows it only on a terminal.
-
-    Yields
-    ------
-    Callable
-        `advance(count=1, note="")` moves the bar and changes the words behind it.
-
     Examples
     --------
     >>> with progress_bar("counting", 3, visible=False) as advance:

@@ -12,11 +12,6 @@ Registered = TypeVar("Registered", bound=Callable[..., Any])
 class Registry(Generic[Member]):
     """Names and what builds their members.
 
-    Parameters
-    ----------
-    argument
-        The argument users write the name in; it appears in messages.
-
     Examples
     --------
     >>> shapes = Registry[str]("shape")
@@ -32,18 +27,7 @@ class Registry(Generic[Member]):
         self._factories: dict[str, Callable[..., Member]] = {}
 
     def add(self, name: str) -> Callable[[Registered], Registered]:
-        """Register the decorated class or function under `name`.
-
-        Parameters
-        ----------
-        name
-            The name users write.
-
-        Returns
-        -------
-        Callable
-            A decorator that returns its argument unchanged.
-        """
+        """Register the decorated class or function under `name`."""
 
         def register(factory: Registered) -> Registered:
             if name in self._factories:
@@ -54,20 +38,7 @@ class Registry(Generic[Member]):
         return register
 
     def build(self, name: str, /, **settings: Any) -> Member:
-        """Build the member called `name`.
-
-        Parameters
-        ----------
-        name
-            A registered name.
-        **settings
-            Passed to the member's constructor.
-
-        Returns
-        -------
-        Member
-            The new member.
-        """
+        """Build the member called `name`."""
         if name not in self._factories:
             raise unknown_name(self._argument, name, self._factories)
         return self._factories[name](**settings)

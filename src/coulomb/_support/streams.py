@@ -10,18 +10,6 @@ def make_generator(seed: int, *path: int) -> torch.Generator:
     Generators of different paths are independent, so that a change in how much one
     part draws leaves the others as they were.
 
-    Parameters
-    ----------
-    seed
-        A non-negative integer.
-    *path
-        Numbers that name the stream.
-
-    Returns
-    -------
-    torch.Generator
-        A fresh generator on the CPU.
-
     Examples
     --------
     >>> a, b = make_generator(0, 1), make_generator(0, 1)

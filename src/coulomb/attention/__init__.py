@@ -1,22 +1,26 @@
 """Linear attention with learnable kernels."""
 
-from coulomb.attention._interface import AbstractAttention, attention_layers
-from coulomb.attention.align import AlignmentResult, align
-from coulomb.attention.baselines import Linformer, Performer, SoftmaxAttention
-from coulomb.attention.decoding import (
+from coulomb.attention.align.diagnosis import Diagnosis, diagnose
+from coulomb.attention.align.pretrain import CrossEntropy
+from coulomb.attention.align.problem import PAPER, AlignmentSettings
+from coulomb.attention.align.run import AlignmentResult, align
+from coulomb.attention.encoder.encoder import EncoderSettings, KernelEncoder
+from coulomb.attention.layers.base import AbstractAttention, attention_layers
+from coulomb.attention.layers.baselines import Linformer, Performer, SoftmaxAttention
+from coulomb.attention.layers.kernel import KernelAttention
+from coulomb.attention.layers.replace import replace_attention
+from coulomb.attention.ops.api import (
+    kernel_attention,
+    linear_attention,
+    packed_attention,
+)
+from coulomb.attention.ops.decoding import (
     AttentionState,
     decode_step,
     init_state,
     prefill,
 )
-from coulomb.attention.diagnosis import Diagnosis, diagnose
-from coulomb.attention.encoder import EncoderSettings, KernelEncoder
-from coulomb.attention.layers import KernelAttention
-from coulomb.attention.ops import kernel_attention, linear_attention, packed_attention
-from coulomb.attention.phase_a import PAPER, AlignmentSettings
-from coulomb.attention.reference import attention_weights, kernel_weights
-from coulomb.attention.replace import replace_attention
-from coulomb.attention.warm_up import CrossEntropy
+from coulomb.attention.ops.reference import attention_weights, kernel_weights
 
 __all__ = [
     "PAPER",

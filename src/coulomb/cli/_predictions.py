@@ -24,25 +24,8 @@ _FORMATS = ("csv", "jsonl")
 def read_texts(
     given: Sequence[str] | None, file: Path | None, columns: Sequence[str], kind: str
 ) -> Iterator[list[Any]]:
-    """Go through the texts to predict, in lists.
-
-    Parameters
-    ----------
-    given
-        Texts of the command line.
-    file
-        A table or a text file.
-    columns
-        Columns of a table; two if texts are pairs.
-    kind
-        "token" if words are to be tagged.
-
-    Yields
-    ------
-    list
-        Strings, pairs, or tuples of words.
-    """
-    from coulomb.text._tables import read_columns
+    """Go through the texts to predict, in lists."""
+    from coulomb.text.files import read_columns
 
     if file is not None and file.suffix.lower() != ".txt":
         if not columns:
@@ -92,19 +75,7 @@ def _in_lists(rows: Iterable[Any]) -> Iterator[list[Any]]:
 def write_predictions(
     predictor: "Predictor", chunks: Iterable[list[Any]], form: str, out: Path | None
 ) -> None:
-    """Predict and write, to standard output or to a file that is whole or not there.
-
-    Parameters
-    ----------
-    predictor
-        What predicts.
-    chunks
-        Lists of texts.
-    form
-        "csv" or "jsonl".
-    out
-        The file, or None.
-    """
+    """Predict and write, to standard output or to a file that is whole or not there."""
     if form not in _FORMATS:
         raise unknown_name("format", form, _FORMATS)
     lines = _lines_of(predictor, chunks, form)

@@ -12,19 +12,7 @@ from coulomb.text.settings import TextSettings
 
 
 def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb one flag per setting.
-
-    Parameters
-    ----------
-    verb
-        A function whose last parameter, `settings`, receives the flags that were given
-        by name.
-
-    Returns
-    -------
-    Callable
-        For typer.
-    """
+    """Give a verb one flag per setting."""
     own = inspect.signature(verb)
     flags = [_flag(part) for part in fields(TextSettings)]
     kept = [p for p in own.parameters.values() if p.name != "settings"]

@@ -9,8 +9,8 @@ from coulomb._support.errors import ParameterError
 
 if TYPE_CHECKING:
     from coulomb.attention import Diagnosis
-    from coulomb.attention.matches import MatchTest
-    from coulomb.attention.shifts import ChoiceTest
+    from coulomb.attention.align.pair_start import MatchTest
+    from coulomb.attention.align.window_start import ChoiceTest
 
 
 def diagnose(
@@ -73,7 +73,7 @@ def diagnose(
 
 
 def _print_choice(found: "ChoiceTest | MatchTest") -> None:
-    from coulomb.attention.matches import MatchTest
+    from coulomb.attention.align.pair_start import MatchTest
 
     if not isinstance(found, MatchTest):
         _print_windows(found)

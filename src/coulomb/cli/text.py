@@ -275,8 +275,8 @@ def evaluate(
 def _labelled(
     data: Path, predictor: Any, text: list[str] | None, label: str | None
 ) -> Any:
-    from coulomb.text._tables import read_columns
     from coulomb.text.corpora import numbered_split
+    from coulomb.text.files import read_columns
 
     names = text or _text_columns(predictor.config)
     column = label or _label_column(predictor.config)

@@ -26,20 +26,7 @@ class Columns(NamedTuple):
 
 
 def drop_weightless(X: Any, y: Any, weight: np.ndarray) -> tuple[Any, Any, np.ndarray]:
-    """Leave out rows of weight zero, so that they are as if absent.
-
-    Parameters
-    ----------
-    X, y
-        Rows and, or None, their targets.
-    weight
-        Non-negative weights.
-
-    Returns
-    -------
-    tuple
-        The rows, targets and weights that remain.
-    """
+    """Leave out rows of weight zero, so that they are as if absent."""
     keep = weight > 0
     if not keep.any():
         raise ParameterError("`sample_weight` must hold a positive weight; got none.")
@@ -56,20 +43,6 @@ def describe_columns(
     Sums are taken in float64 of columns divided by their largest value, so that no
     square overflows. A column whose spread is below the rounding of its mean counts
     as constant.
-
-    Parameters
-    ----------
-    X
-        Dense array or CSR matrix, shape `(n, p)`.
-    weight
-        Positive weights, shape `(n,)`.
-    standardize
-        False gives zeros and ones, and calls every column varying.
-
-    Returns
-    -------
-    Columns
-        Means, scales and which columns vary.
 
     Examples
     --------
@@ -97,18 +70,6 @@ def describe_columns(
 
 def scale_gamma(X: Any, weight: np.ndarray) -> float:
     """Compute `1 / (p Var(X))` over all entries, as scikit-learn's "scale" does.
-
-    Parameters
-    ----------
-    X
-        Dense array or CSR matrix, shape `(n, p)`.
-    weight
-        Positive weights, shape `(n,)`.
-
-    Returns
-    -------
-    float
-        The bandwidth; 1 if nothing varies.
 
     Examples
     --------
@@ -146,21 +107,6 @@ class Target(NamedTuple):
 def read_target(y: Any, *, target: str = "auto", classes: Any = None) -> Target:
     """Tell classes from numbers.
 
-    Parameters
-    ----------
-    y
-        Labels or numbers, shape `(n,)`.
-    target
-        "classes", "number", or "auto": numbers if `y` holds a fraction, or more
-        different whole numbers than 20 and than a tenth of the rows.
-    classes
-        All classes there can be, if known.
-
-    Returns
-    -------
-    Target
-        Codes or values.
-
     Examples
     --------
     >>> read_target(np.array(["a", "b", "b"])).values.tolist()
@@ -192,20 +138,6 @@ def encode_target(y: Any, weight: np.ndarray, *, target: str = "auto") -> np.nda
     Two classes give one column of signs, centred and of unit variance, and so do
     numbers; more classes give one-hot columns less their means.
 
-    Parameters
-    ----------
-    y
-        Labels or numbers, shape `(n,)`.
-    weight
-        Positive weights, shape `(n,)`.
-    target
-        As in `read_target`.
-
-    Returns
-    -------
-    ndarray
-        Shape `(n, c)`, weighted mean zero.
-
     Examples
     --------
     >>> encode_target(np.array(["a", "b"]), np.ones(2)).ravel().tolist()
@@ -218,22 +150,7 @@ def encode_target(y: Any, weight: np.ndarray, *, target: str = "auto") -> np.nda
 def label_columns(
     target: Target, weight: np.ndarray, kind: str | None = None
 ) -> Tensor:
-    """Make label vectors, refusing targets that do not vary.
-
-    Parameters
-    ----------
-    target
-        Codes or values.
-    weight
-        Positive weights, shape `(n,)`.
-    kind
-        As in `label_matrix`; None for the target's own.
-
-    Returns
-    -------
-    Tensor
-        Shape `(n, c)`, float64.
-    """
+    """Make label vectors, refusing targets that do not vary."""
     values = target.values
     if target.classes is None:
         # Divided by the largest, so that squares of huge numbers stay in range.

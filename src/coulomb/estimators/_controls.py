@@ -15,20 +15,7 @@ from coulomb.objectives import Sample
 
 
 def norm_matched(learned: Any, seed: int) -> Any:
-    """Draw the directions of learned features anew; norms and sparsity stay.
-
-    Parameters
-    ----------
-    learned
-        A fitted CoulombSampler.
-    seed
-        Of everything drawn.
-
-    Returns
-    -------
-    CoulombSampler
-        A fitted copy with the same phases.
-    """
+    """Draw the directions of learned features anew; norms and sparsity stay."""
     generator = make_generator(seed)
     weights = learned.random_weights_[learned._varying].T
     drawn = torch.randn(weights.shape, generator=generator, dtype=torch.float64)
@@ -43,20 +30,7 @@ def norm_matched(learned: Any, seed: int) -> Any:
 
 
 def noise_only(learned: Any, seed: int) -> Any:
-    """Repeat a fit with the gradient of the alignment set to zero.
-
-    Parameters
-    ----------
-    learned
-        A fitted CoulombSampler.
-    seed
-        Of everything drawn.
-
-    Returns
-    -------
-    CoulombSampler
-        A fitted copy with the same phases.
-    """
+    """Repeat a fit with the gradient of the alignment set to zero."""
     twin = copy.deepcopy(learned)
     dim = int(learned._varying.sum())
     if dim == 0:

@@ -246,28 +246,12 @@ class AbstractFourierSampler(
 
 
 def draw_seed(random_state: Any) -> int:
-    """Turn scikit-learn's seed, generator or None into one number.
-
-    Parameters
-    ----------
-    random_state
-        As in scikit-learn.
-
-    Returns
-    -------
-    int
-        A seed for the streams of this fit.
-    """
+    """Turn scikit-learn's seed, generator or None into one number."""
     return int(check_random_state(random_state).randint(2**31 - 1))
 
 
 def check_gamma(gamma: Any) -> None:
     """Refuse a bandwidth that is neither "scale" nor a positive number.
-
-    Parameters
-    ----------
-    gamma
-        What was given.
 
     Examples
     --------

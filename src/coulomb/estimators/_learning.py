@@ -126,20 +126,7 @@ class Learned(NamedTuple):
 
 
 def learn(table: Table, settings: LearningSettings) -> Learned:
-    """Learn particles from scratch.
-
-    Parameters
-    ----------
-    table
-        The rows.
-    settings
-        What to do.
-
-    Returns
-    -------
-    Learned
-        Particles and how they came about.
-    """
+    """Learn particles from scratch."""
     sample = table.sample
     with _sensible_threads(sample, settings):
         law, divergence, trials = _choose(table, settings)
@@ -152,22 +139,7 @@ def learn(table: Table, settings: LearningSettings) -> Learned:
 
 
 def go_on(table: Table, learned: Learned, settings: LearningSettings) -> Learned:
-    """Let learned particles move on, with other data.
-
-    Parameters
-    ----------
-    table
-        The rows.
-    learned
-        Where to go on from.
-    settings
-        What to do.
-
-    Returns
-    -------
-    Learned
-        The same with a longer run.
-    """
+    """Let learned particles move on, with other data."""
     draw = learned.draw._replace(positions=learned.run.particles.positions)
     beta = learned.inverse_temperature
     with _sensible_threads(table.sample, settings):
@@ -177,20 +149,7 @@ def go_on(table: Table, learned: Learned, settings: LearningSettings) -> Learned
 
 
 def fixed(dim: int, settings: LearningSettings) -> tuple[Waves, str]:
-    """Draw features that have learned nothing, from the first law.
-
-    Parameters
-    ----------
-    dim
-        Number of coordinates.
-    settings
-        What to do.
-
-    Returns
-    -------
-    tuple
-        Features and the name of their law.
-    """
+    """Draw features that have learned nothing, from the first law."""
     name, law = next(iter(settings.laws.items()))
     positions = torch.empty(settings.n_components, 0, dtype=torch.float64)
     if dim:

@@ -26,37 +26,11 @@ class Memory(NamedTuple):
 
     @classmethod
     def begin(cls, rows: Rows, seed: int) -> "Memory":
-        """Remember the first chunk.
-
-        Parameters
-        ----------
-        rows
-            The chunk.
-        seed
-            Of the keys.
-
-        Returns
-        -------
-        Memory
-            At most `MOST_ROWS` of its rows.
-        """
+        """Remember the first chunk."""
         return cls(rows, _keys(seed, 0, len(rows.x)), len(rows.x))._trim()
 
     def add(self, rows: Rows, seed: int) -> "Memory":
-        """Remember another chunk.
-
-        Parameters
-        ----------
-        rows
-            The chunk.
-        seed
-            Of the keys, the same as at the beginning.
-
-        Returns
-        -------
-        Memory
-            A uniform sample of everything seen.
-        """
+        """Remember another chunk."""
         old = self.rows
         values = np.concatenate([old.target.values, rows.target.values])
         both = Rows(

@@ -34,11 +34,11 @@ class Waves(NamedTuple):
     positions: Tensor  # (count, dim)
     phases: Tensor  # (count,)
 
-    def take(self, chosen: Tensor | slice) -> "Waves":  # numpydoc ignore=PR01
+    def take(self, chosen: Tensor | slice) -> "Waves":
         """Keep some of them."""
         return Waves(self.positions[chosen], self.phases[chosen])
 
-    def features(self, x: Tensor) -> Tensor:  # numpydoc ignore=PR01
+    def features(self, x: Tensor) -> Tensor:
         """Evaluate them, unscaled, shape `(n, count)`."""
         return (x @ self.positions.to(x).mT + self.phases.to(x)).cos()
 
@@ -61,9 +61,7 @@ class Moments(NamedTuple):
     cross: Tensor  # (count, labels)
 
     @classmethod
-    def of(  # numpydoc ignore=PR01
-        cls, features: Tensor, labels: Tensor, weights: Tensor
-    ) -> "Moments":
+    def of(cls, features: Tensor, labels: Tensor, weights: Tensor) -> "Moments":
         """Sum over rows, in double precision after the products."""
         weighted = weights.unsqueeze(-1) * features
         sums = (
@@ -75,7 +73,7 @@ class Moments(NamedTuple):
         )
         return cls(*(part.double() for part in sums))
 
-    def without(self, other: "Moments") -> "Moments":  # numpydoc ignore=PR01
+    def without(self, other: "Moments") -> "Moments":
         """Take the rows of a part away."""
         return Moments(*(a - b for a, b in zip(self, other, strict=True)))
 
@@ -95,28 +93,7 @@ def complete(
     judges: Tensor,
     rows: Tensor,
 ) -> Pursuit:
-    """Replace the last of the drawn features by some that complete the others.
-
-    Parameters
-    ----------
-    sample
-        Standardised inputs, labels, weights.
-    drawn
-        The features that there are.
-    pool
-        The features to choose from.
-    count
-        How many to choose; None lets held-out folds decide.
-    judges
-        The rows that decide, sorted by label.
-    rows
-        The rows to choose by.
-
-    Returns
-    -------
-    Pursuit
-        As many features as there were.
-    """
+    """Replace the last of the drawn features by some that complete the others."""
     weights = sample.probabilities * sample.size
     scores: list[tuple[int, float]] = []
     if count is None:
@@ -137,23 +114,6 @@ def complete(
 
 def pursue(gram: Tensor, cross: Tensor, count: int, ridge: float = _RIDGE) -> Tensor:
     """Choose features one after the other by orthogonal least squares.
-
-    Parameters
-    ----------
-    gram
-        Products of the centred features of a pool, shape `(n, n)`.
-    cross
-        Their products with the labels, shape `(n, labels)`.
-    count
-        How many to choose, at most n.
-    ridge
-        Added to what is left of a feature: one that the others nearly make up is not
-        worth its place.
-
-    Returns
-    -------
-    Tensor
-        Indices in the order of their choice; the first k of them are the choice of k.
 
     Examples
     --------
@@ -191,25 +151,7 @@ def choose_count(
     drawn: Waves,
     pool: Waves,
 ) -> tuple[int, list[tuple[int, float]]]:
-    """Decide on held-out folds how many features shall come from a pool.
-
-    Parameters
-    ----------
-    x, labels, weights
-        The rows: shapes `(n, dim)`, `(n, n_labels)` and `(n,)`.
-    order
-        Rows sorted by label; dealing them out in turn makes balanced folds.
-    drawn
-        The features that there are; those that come from the pool replace the last.
-    pool
-        The features to choose from.
-
-    Returns
-    -------
-    tuple
-        A number, and every number with its held-out score. None is taken from the pool
-        unless that is better by 1.5 standard errors of the paired loss.
-    """
+    """Decide on held-out folds how many features shall come from a pool."""
     drawn = drawn.take(slice(_MOST_FEATURES))
     size = len(drawn.phases)
     counts = (0, *(count for count in COUNTS if count <= size))

@@ -30,15 +30,7 @@ _OBJECTS = (AbstractDomain, AbstractInteraction, AbstractFeatureMap)
 
 
 def save_estimator(estimator: Any, path: str | Path) -> None:
-    """Write settings and learned attributes, whole or not at all.
-
-    Parameters
-    ----------
-    estimator
-        A fitted estimator.
-    path
-        The file to make or replace.
-    """
+    """Write settings and learned attributes, whole or not at all."""
     arrays: dict[str, np.ndarray] = {}
     learned: dict[str, Any] = {}
     for name, value in vars(estimator).items():
@@ -59,20 +51,7 @@ def save_estimator(estimator: Any, path: str | Path) -> None:
 
 
 def load_estimator(kind: type[Estimator], path: str | Path) -> Estimator:
-    """Read an estimator that `save_estimator` wrote.
-
-    Parameters
-    ----------
-    kind
-        The class that is expected.
-    path
-        The file.
-
-    Returns
-    -------
-    Estimator
-        The fitted estimator.
-    """
+    """Read an estimator that `save_estimator` wrote."""
     about, arrays = _read(path)
     if about.get("class") != kind.__name__:
         raise FileFormatError(

@@ -75,34 +75,7 @@ def choose_law(
     n_features: int,
     generator: torch.Generator,
 ) -> tuple[Trial, list[Trial]]:
-    """Score every law and divergence on held-out folds and choose one.
-
-    Parameters
-    ----------
-    x
-        Standardised inputs, shape `(n, dim)`.
-    labels
-        Centred label vectors, shape `(n, n_labels)`.
-    weights
-        Positive weights, shape `(n,)`.
-    laws
-        The laws to try, by name.
-    divergences
-        The divergences to try, in nats.
-    order
-        Rows sorted by label; dealing them out in turn makes balanced folds.
-    n_candidates
-        Frequencies drawn from each law.
-    n_features
-        Features of the estimator, at most 256 of which are used here.
-    generator
-        The source of randomness.
-
-    Returns
-    -------
-    tuple
-        The chosen trial and all of them.
-    """
+    """Score every law and divergence on held-out folds and choose one."""
     folds = deal_folds(order, len(x))
     weights = weights / weights.mean()
     trials: list[Trial] = []
@@ -144,20 +117,7 @@ def _best(trials: list[Trial]) -> Trial:
 
 
 def deal_folds(order: Tensor, n: int) -> Tensor:
-    """Deal rows out to the folds.
-
-    Parameters
-    ----------
-    order
-        Rows sorted by label.
-    n
-        How many there are.
-
-    Returns
-    -------
-    Tensor
-        The fold of each row.
-    """
+    """Deal rows out to the folds."""
     folds = torch.empty(n, dtype=torch.long)
     folds[order] = torch.arange(n) % FOLDS
     return folds
@@ -223,21 +183,7 @@ def _ridge(features: Tensor, labels: Tensor, weights: Tensor, new: Tensor) -> Te
 
 
 def judge(predictions: Tensor, labels: Tensor, weights: Tensor) -> tuple[float, Tensor]:
-    """Compare predictions with labels, whatever their scale.
-
-    Parameters
-    ----------
-    predictions, labels
-        Shape `(n, n_labels)`.
-    weights
-        Positive weights, shape `(n,)`.
-
-    Returns
-    -------
-    tuple
-        Their alignment `<P, Y> / (|P| |Y|)`, and the weighted squared error of each row
-        at the best scale.
-    """
+    """Compare predictions with labels, whatever their scale."""
     column = weights.unsqueeze(-1)
     cross = (column * predictions * labels).sum()
     size = (column * predictions.square()).sum()

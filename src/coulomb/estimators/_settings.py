@@ -40,20 +40,7 @@ _BATCH = 4096
 
 
 def resolve_settings(sampler: Any, seed: int) -> LearningSettings:
-    """Check every parameter of a sampler and resolve every name.
-
-    Parameters
-    ----------
-    sampler
-        A CoulombSampler.
-    seed
-        Of this fit.
-
-    Returns
-    -------
-    LearningSettings
-        What to do.
-    """
+    """Check every parameter of a sampler and resolve every name."""
     check_auto_gamma(sampler.gamma)
     for name, known in _CHOICES.items():
         if getattr(sampler, name) not in known:
@@ -93,13 +80,7 @@ def resolve_settings(sampler: Any, seed: int) -> LearningSettings:
 
 
 def check_auto_gamma(gamma: Any) -> None:
-    """Refuse a bandwidth that is neither "auto", "scale" nor a positive number.
-
-    Parameters
-    ----------
-    gamma
-        What was given.
-    """
+    """Refuse a bandwidth that is neither "auto", "scale" nor a positive number."""
     if not isinstance(gamma, str):
         check_real("gamma", gamma, above=0)
     elif gamma not in ("auto", "scale"):

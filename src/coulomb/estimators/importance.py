@@ -197,20 +197,6 @@ def solve_chi_square(
     the constraint is tight: in closed form while every candidate has mass, by
     bisection below. It never violates the constraint.
 
-    Parameters
-    ----------
-    alignments
-        The scores a, shape `(N,)`.
-    divergence
-        The squared radius; the chi-square divergence is N times as large.
-    tol
-        Relative tolerance on the divergence.
-
-    Returns
-    -------
-    ndarray
-        The weights q, shape `(N,)`. Candidates that tie for the best share equally.
-
     Examples
     --------
     >>> solve_chi_square(np.array([3.0, 2.0, 1.0]), 2 / 9).round(4).tolist()

@@ -186,18 +186,6 @@ def solve_alignment(products: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
     With `M = R'R` this is non-negative least squares, `min |Rv - R^-T a|`.
 
-    Parameters
-    ----------
-    products
-        M, inner products of the centred kernels, shape `(m, m)`.
-    targets
-        a, inner products with the labels, shape `(m,)`, non-negative.
-
-    Returns
-    -------
-    ndarray
-        The weights v, shape `(m,)`; equal ones if no kernel sees the labels.
-
     Examples
     --------
     >>> solve_alignment(np.eye(2), np.array([3.0, 1.0])).tolist()

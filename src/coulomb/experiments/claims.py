@@ -26,21 +26,7 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What our records say to a claim, with one set of constants.
-
-    Parameters
-    ----------
-    ours
-        Our number, in words.
-    difference
-        The paired difference the verdict rests on, if it rests on one.
-    verdict
-        Whether the claim holds.
-    note
-        What a reader must know.
-    constants
-        "paper", "default", or "tables" for the paper's own numbers.
-    """
+    """What our records say to a claim, with one set of constants."""
 
     ours: str
     difference: Difference | None
@@ -54,25 +40,7 @@ Test = Callable[[Evidence, str], Finding | None]
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence of the paper.
-
-    Parameters
-    ----------
-    name
-        A short name.
-    source
-        Where the sentence stands: a label or a section of the paper.
-    text
-        The claim.
-    paper
-        The paper's number, in words.
-    test
-        Takes the records and the constants; None if records are missing.
-    constants
-        The sets of constants it is tested with.
-    needs
-        The experiment it needs.
-    """
+    """One sentence of the paper."""
 
     name: str
     source: str
@@ -85,15 +53,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Result:
-    """A claim with what was found.
-
-    Parameters
-    ----------
-    claim
-        The sentence.
-    findings
-        One for each set of constants.
-    """
+    """A claim with what was found."""
 
     claim: Claim
     findings: tuple[Finding, ...]
@@ -112,18 +72,7 @@ def claim(
     needs: str,
     constants: tuple[str, ...] = ("paper", "default"),
 ) -> Callable[[Test], Test]:
-    """Register the decorated test as that of a claim.
-
-    Parameters
-    ----------
-    name, source, text, paper, needs, constants
-        As in `Claim`.
-
-    Returns
-    -------
-    Callable
-        A decorator that returns its argument unchanged.
-    """
+    """Register the decorated test as that of a claim."""
 
     def register(test: Test) -> Test:
         _CLAIMS.append(Claim(name, source, text, paper, test, constants, needs))
@@ -134,11 +83,6 @@ def claim(
 
 def all_claims() -> list[Claim]:
     """List the claims, in the order of the paper.
-
-    Returns
-    -------
-    list of Claim
-        About thirty.
 
     Examples
     --------
@@ -155,16 +99,6 @@ def all_claims() -> list[Claim]:
 
 def judge_claims(evidence: Evidence) -> list[Result]:
     """Hold every claim against the records.
-
-    Parameters
-    ----------
-    evidence
-        Records by experiment; what is missing gives "not tested here".
-
-    Returns
-    -------
-    list of Result
-        One for each claim.
 
     Examples
     --------
@@ -191,20 +125,6 @@ def judge_claims(evidence: Evidence) -> list[Result]:
 def gain(difference: Difference, note: str = "", *, ours: str = "") -> Finding | None:
     """Judge a claim of a gain: it holds two standard errors above zero.
 
-    Parameters
-    ----------
-    difference
-        What should be positive.
-    note
-        For the reader.
-    ours
-        Our numbers in words.
-
-    Returns
-    -------
-    Finding or None
-        None if fewer than two trials were compared.
-
     Examples
     --------
     >>> gain(Difference(0.03, 0.01, 10)).verdict.value
@@ -222,20 +142,7 @@ def gain(difference: Difference, note: str = "", *, ours: str = "") -> Finding |
 
 
 def versus(ours: Sequence[Record], theirs: Sequence[Record], metric: str) -> str:
-    """Write two means side by side.
-
-    Parameters
-    ----------
-    ours, theirs
-        Records of two rows.
-    metric
-        As in `coulomb.experiments.summary.values_of`.
-
-    Returns
-    -------
-    str
-        Such as "0.6845 against 0.6330".
-    """
+    """Write two means side by side."""
     means = [
         float(np.mean([value for _, value in values_of(rows, metric)] or [math.nan]))
         for rows in (ours, theirs)
@@ -245,16 +152,6 @@ def versus(ours: Sequence[Record], theirs: Sequence[Record], metric: str) -> str
 
 def words(difference: Difference) -> str:
     """Write a difference with its standard error.
-
-    Parameters
-    ----------
-    difference
-        Any.
-
-    Returns
-    -------
-    str
-        Such as "+0.0123 ± 0.0045".
 
     Examples
     --------
@@ -267,22 +164,7 @@ def words(difference: Difference) -> str:
 
 
 def learned(records: Sequence[Record], constants: str, **wanted: Any) -> list[Record]:
-    """Pick the learned row of the synthetic study.
-
-    Parameters
-    ----------
-    records
-        Of `noise`, `budget` or `runtime`.
-    constants
-        Whose; the paper's row has strength 0.5.
-    **wanted
-        Further entries of the job.
-
-    Returns
-    -------
-    list of Record
-        On the paper's design, without controls unless one is asked for.
-    """
+    """Pick the learned row of the synthetic study."""
     strength = 0.5 if constants == "paper" else None
     entries: dict[str, Any] = {"control": None, "strength": strength, "design": 42}
     return select(records, method="langevin", constants=constants, **(entries | wanted))

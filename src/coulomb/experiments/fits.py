@@ -28,18 +28,6 @@ class PowerLaw(NamedTuple):
 def fit_power_law(n: Sequence[float], seconds: Sequence[float]) -> PowerLaw:
     """Fit `t = c n^gamma` by least squares on logarithmic axes.
 
-    Parameters
-    ----------
-    n
-        Sizes, at least three.
-    seconds
-        Positive times.
-
-    Returns
-    -------
-    PowerLaw
-        With Student's 95 % interval and the standard deviation of the residuals.
-
     Examples
     --------
     >>> law = fit_power_law([1, 2, 4, 8], [3.0, 6.0, 12.0, 24.0])
@@ -66,20 +54,7 @@ def fit_power_law(n: Sequence[float], seconds: Sequence[float]) -> PowerLaw:
 def power_laws(
     records: Sequence[Record], metric: str = "seconds.total"
 ) -> list[dict[str, Any]]:
-    """Fit a power law in the number of samples to every row of `runtime`.
-
-    Parameters
-    ----------
-    records
-        Of the experiment `runtime`.
-    metric
-        Which seconds.
-
-    Returns
-    -------
-    list of dict
-        Row, title and the fields of `PowerLaw`, for rows with three sizes or more.
-    """
+    """Fit a power law in the number of samples to every row of `runtime`."""
     curves: dict[str, tuple[Job, dict[float, float]]] = {}
     for each in summarise(select(records, control=None), metric):
         row = {k: v for k, v in each.row.items() if k != "n_samples"}

@@ -26,24 +26,7 @@ _KERNELS = 6
 def record_frames(
     n_frames: int = 120, *, steps: tuple[int, int] = (2000, 500), seed: int = 0
 ) -> dict[str, Any]:
-    """Film the particles of the synthetic problem, with both sets of constants.
-
-    Parameters
-    ----------
-    n_frames
-        Frames of each film, at most.
-    steps
-        Length of the run with the paper's constants, and of that with ours.
-    seed
-        Of everything drawn.
-
-    Returns
-    -------
-    dict
-        "runs", each with "title", "constants", "axes", "radius" of the domain or None,
-        "marks" (frequencies of the log-odds), "steps", "positions" (frames, particles,
-        2), "energy", "alignment", "kernels" at some frames and "kernel_labels".
-    """
+    """Film the particles of the synthetic problem, with both sets of constants."""
     problem = make_synthetic(noise=0.1)
     runs = [
         make(problem, max_steps, n_frames, seed)

@@ -33,19 +33,7 @@ _WALL = 0.999  # of the radius: a particle beyond sits on the wall
 
 
 def run_synthetic(job: Job) -> list[Outcome]:
-    """Fit one method on one trial of the synthetic problem, with its controls.
-
-    Parameters
-    ----------
-    job
-        "method", "constants", "noise", "n_samples", "n_features", "n_components",
-        "design", "seed", "trial", and for some methods "gamma", "strength", "exponent".
-
-    Returns
-    -------
-    list of Outcome
-        The method; for learned features also both controls.
-    """
+    """Fit one method on one trial of the synthetic problem, with its controls."""
     problem = make_synthetic(
         job["n_samples"],
         job["n_features"],
@@ -61,16 +49,6 @@ def run_synthetic(job: Job) -> list[Outcome]:
 def build_model(job: Job) -> Any:
     """Make the classifier of a row that is not learned by particles.
 
-    Parameters
-    ----------
-    job
-        Names the method.
-
-    Returns
-    -------
-    Any
-        A scikit-learn classifier.
-
     Examples
     --------
     >>> build_model({"method": "svm", "gamma": 0.5}).gamma
@@ -82,19 +60,7 @@ def build_model(job: Job) -> Any:
 
 
 def build_sampler(job: Job) -> CoulombSampler:
-    """Make the sampler of a learned row.
-
-    Parameters
-    ----------
-    job
-        "constants" are the paper's or ours; "strength", "exponent" and "max_iter",
-        if there, replace theirs.
-
-    Returns
-    -------
-    CoulombSampler
-        Not fitted.
-    """
+    """Make the sampler of a learned row."""
     changes: dict[str, Any] = {"random_state": job["seed"]}
     if "strength" in job:
         changes["interaction_strength"] = job["strength"]

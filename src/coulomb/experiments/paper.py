@@ -39,16 +39,6 @@ def _read(name: str) -> tuple[tuple[tuple[str, Any], ...], ...]:
 def paper_table(name: str) -> list[dict[str, Any]]:
     """Read a published table.
 
-    Parameters
-    ----------
-    name
-        One of `TABLES`.
-
-    Returns
-    -------
-    list of dict
-        One for each line, numbers as numbers.
-
     Examples
     --------
     >>> len(paper_table("sst2")), paper_table("sst2")[0]["accuracy"]
@@ -61,20 +51,6 @@ def paper_table(name: str) -> list[dict[str, Any]]:
 
 def paper_value(table: str, row: str, metric: str) -> float:
     """Look up one published number.
-
-    Parameters
-    ----------
-    table
-        A task.
-    row
-        A row, such as "kernel-elu".
-    metric
-        A column.
-
-    Returns
-    -------
-    float
-        The number.
 
     Examples
     --------
@@ -89,18 +65,6 @@ def paper_value(table: str, row: str, metric: str) -> float:
 
 def kernel_minus_vanilla(task: str, metric: str = "accuracy") -> tuple[float, float]:
     """Average the gain of Phase A over the seven feature maps.
-
-    Parameters
-    ----------
-    task
-        One of the three text tasks.
-    metric
-        A column.
-
-    Returns
-    -------
-    tuple
-        Mean and standard error over the maps.
 
     Examples
     --------
@@ -119,18 +83,6 @@ def kernel_minus_vanilla(task: str, metric: str = "accuracy") -> tuple[float, fl
 def is_multiple(value: float, rows: int) -> bool:
     """Whether a printed accuracy can be a count of right answers over `rows`.
 
-    Parameters
-    ----------
-    value
-        Printed with four digits.
-    rows
-        How many answers there are.
-
-    Returns
-    -------
-    bool
-        True if some count gives the printed digits.
-
     Examples
     --------
     >>> is_multiple(0.8050, 872), is_multiple(0.8044, 872)
@@ -145,16 +97,6 @@ def impossible_calibration(task: str) -> list[str]:
     By Jensen's inequality `ECE <= mean |p - correct| <= sqrt(mean (p - correct)^2)`,
     and for two classes the last is the root of the Brier score.
 
-    Parameters
-    ----------
-    task
-        One of the three text tasks.
-
-    Returns
-    -------
-    list of str
-        Names of rows.
-
     Examples
     --------
     >>> len(impossible_calibration("qqp"))
@@ -168,13 +110,7 @@ def impossible_calibration(task: str) -> list[str]:
 
 
 def published_power_laws() -> dict[str, tuple[PowerLaw, dict[str, Any]]]:
-    """Fit the published seconds again, beside the published fits.
-
-    Returns
-    -------
-    dict
-        By method: our fit of their table, and the line of their table of fits.
-    """
+    """Fit the published seconds again, beside the published fits."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for line in paper_table("runtime"):
         curves.setdefault(line["method"], []).append(
@@ -188,13 +124,7 @@ def published_power_laws() -> dict[str, tuple[PowerLaw, dict[str, Any]]]:
 
 
 def check_paper() -> list[Check]:
-    """Check the published tables against themselves.
-
-    Returns
-    -------
-    list of Check
-        Each with what was found; `confirmed` if the anomaly is there.
-    """
+    """Check the published tables against themselves."""
     checks = []
     for task, rows in _ROWS.items():
         values = [line["accuracy"] for line in paper_table(task)]

@@ -150,16 +150,6 @@ class PhaseA(AbstractExperiment):
 def arm_settings(job: Mapping[str, Any]) -> TextSettings:
     """Resolve the settings of an arm.
 
-    Parameters
-    ----------
-    job
-        "method", "control", "n_components", "changes" and "seed".
-
-    Returns
-    -------
-    TextSettings
-        The default preset, but for what the arm and the task change.
-
     Examples
     --------
     >>> arm = {"method": "learned", "control": "noise-only", "n_components": 32}
@@ -176,21 +166,7 @@ def arm_settings(job: Mapping[str, Any]) -> TextSettings:
 
 
 def compare_arms(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Compare learned particles with each arm they must beat, seed by seed.
-
-    Parameters
-    ----------
-    records
-        Of this experiment.
-
-    Returns
-    -------
-    list of dict
-        "task", "method", "n_components", "against", the mean difference of the score
-        with its standard error, the number of pairs and the two-sided p-value of
-        Student's paired test. Few learned particles are also held against many vanilla
-        ones.
-    """
+    """Compare learned particles with each arm they must beat, seed by seed."""
     found = []
     tasks = dict.fromkeys(record.job["task"] for record in records)
     for task in tasks:
@@ -225,16 +201,6 @@ def _others(
 
 def p_value(difference: Difference) -> float:
     """Give the two-sided p-value of Student's paired test.
-
-    Parameters
-    ----------
-    difference
-        Mean, standard error and number of pairs.
-
-    Returns
-    -------
-    float
-        NaN for fewer than two pairs; 1 if nothing varies and nothing differs.
 
     Examples
     --------
@@ -296,21 +262,7 @@ def _has_tags(task: str) -> bool:
 
 @lru_cache(maxsize=1)
 def load_rows(task: str, data_dir: Path | None) -> tuple[Corpus, Vocabulary]:
-    """Load a task, thinned as `ROWS` says, and its vocabulary, once per process.
-
-    Parameters
-    ----------
-    task
-        A task of `coulomb.text`, for texts or tags, or the made-up one.
-    data_dir
-        The folder of data sets.
-
-    Returns
-    -------
-    tuple
-        The corpus, reported on a split that does not choose the checkpoint, and BERT's
-        vocabulary, or one trained on the training texts.
-    """
+    """Load a task, thinned as `ROWS` says, and its vocabulary, once per process."""
     if task == TOY:
         return load_corpus(TOY, data_dir)
     task = LONGER.get(task, task)

@@ -75,20 +75,6 @@ def job_key(
 ) -> str:
     """Hash a job: the same on every machine and for every order of its parts.
 
-    Parameters
-    ----------
-    experiment
-        The experiment's name.
-    job
-        Plain data.
-    constants
-        What the job stands for besides, plain data too.
-
-    Returns
-    -------
-    str
-        Sixteen hexadecimal digits.
-
     Examples
     --------
     >>> job_key("noise", {"seed": 1, "noise": 0.1}) == job_key(
@@ -104,13 +90,6 @@ def job_key(
 
 def append_records(path: Path, records: Iterable[Record]) -> None:
     """Add records to a file, each as one line, all in one write.
-
-    Parameters
-    ----------
-    path
-        The file; it is made if it is not there.
-    records
-        What to add.
 
     Examples
     --------
@@ -188,11 +167,6 @@ def load_experiments(out: Path) -> dict[str, list[Record]]:
 def cut_torn_line(path: Path) -> None:
     r"""Take away a last line that an interruption cut short.
 
-    Parameters
-    ----------
-    path
-        A file of records; nothing happens if it is not there or whole.
-
     Examples
     --------
     >>> import tempfile
@@ -223,13 +197,7 @@ def _environment() -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """Describe this machine and the packages that numbers depend on.
-
-    Returns
-    -------
-    dict
-        Plain data.
-    """
+    """Describe this machine and the packages that numbers depend on."""
     return dict(_environment())
 
 

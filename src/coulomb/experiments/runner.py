@@ -31,20 +31,7 @@ from coulomb.experiments.records import (
 
 @dataclass(frozen=True)
 class Account:
-    """What a call of `run_experiment` did.
-
-    Parameters
-    ----------
-    planned
-        Jobs of the plan.
-    found
-        Jobs whose records were there already.
-    done
-        Jobs that were run now.
-    failures
-        A sentence and a traceback for each job that failed; it has no record, and the
-        next call tries it again.
-    """
+    """What a call of `run_experiment` did."""
 
     planned: int
     found: int
@@ -65,25 +52,6 @@ def run_experiment(
     Every finished job adds its records to `OUT/NAME/records.jsonl` at once, so that an
     interruption loses only the jobs under way. Metrics do not depend on the number of
     workers, on the backend or on the order in which jobs finish.
-
-    Parameters
-    ----------
-    name
-        A registered experiment.
-    out
-        The folder of all experiments.
-    settings
-        Preset, tasks and data folder.
-    n_jobs
-        Workers; None takes what `joblib.parallel_config` says, or one. Every worker
-        uses one thread.
-    progress
-        Show a bar with the time left; None shows it on a terminal only.
-
-    Returns
-    -------
-    Account
-        How much was planned, found and done.
     """
     settings = settings or Settings()
     experiment = experiments.build(name)
@@ -116,22 +84,7 @@ def run_experiment(
 
 
 def run_job(name: str, job: Job, settings: Settings) -> list[Record]:
-    """Run one job on one thread and make its records.
-
-    Parameters
-    ----------
-    name
-        The experiment.
-    job
-        One of its plan.
-    settings
-        For the data folder.
-
-    Returns
-    -------
-    list of Record
-        One for each row and split.
-    """
+    """Run one job on one thread and make its records."""
     experiment = experiments.build(name)
     with one_thread():
         outcomes = experiment.run(job, settings)

@@ -27,13 +27,6 @@ def write_sample(
 ) -> None:
     """Write invented records of the smoke plans, in the shape real ones have.
 
-    Parameters
-    ----------
-    out
-        The folder to fill, as `coulomb reproduce --out` would.
-    names
-        Which experiments.
-
     Examples
     --------
     >>> import tempfile
@@ -56,22 +49,7 @@ def write_sample(
 def invent_frames(
     steps: int = 20, particles: int = 40, rows: int = 12
 ) -> dict[str, Any]:
-    """Invent the file of an animation.
-
-    Parameters
-    ----------
-    steps
-        Frames.
-    particles
-        Points in each.
-    rows
-        Of the kernel matrix.
-
-    Returns
-    -------
-    dict
-        The content of `frames.json`.
-    """
+    """Invent the file of an animation."""
     rng = np.random.default_rng(0)
     walk = rng.normal(size=(steps, particles, 2)).cumsum(axis=0) * 0.2
     kernel = np.corrcoef(rng.normal(size=(rows, 4)))

@@ -55,18 +55,7 @@ class Difference(NamedTuple):
 
 
 def row_of(record: Record) -> Job:
-    """Take away what tells repetitions apart.
-
-    Parameters
-    ----------
-    record
-        Any record.
-
-    Returns
-    -------
-    dict
-        The job without seed and trial; "design" is "fresh" beyond the paper's.
-    """
+    """Take away what tells repetitions apart."""
     row = {name: part for name, part in record.job.items() if name not in REPETITION}
     if record.job.get("design", _PAPER_DESIGN) != _PAPER_DESIGN:
         row["design"] = "fresh"
@@ -75,16 +64,6 @@ def row_of(record: Record) -> Job:
 
 def row_title(job: Mapping[str, Any]) -> str:
     """Name a row for people.
-
-    Parameters
-    ----------
-    job
-        A job or what `row_of` gives.
-
-    Returns
-    -------
-    str
-        Method, constants and control.
 
     Examples
     --------
@@ -110,20 +89,7 @@ def row_title(job: Mapping[str, Any]) -> str:
 
 
 def values_of(records: Iterable[Record], metric: str) -> list[tuple[Record, float]]:
-    """Pick a number out of every record that has it.
-
-    Parameters
-    ----------
-    records
-        Of one experiment.
-    metric
-        A name of `metrics`, or "seconds.NAME" for a time.
-
-    Returns
-    -------
-    list of tuple
-        Records with their number.
-    """
+    """Pick a number out of every record that has it."""
     kind, _, name = metric.rpartition(".")
     found = []
     for record in records:
@@ -135,18 +101,6 @@ def values_of(records: Iterable[Record], metric: str) -> list[tuple[Record, floa
 
 def summarise(records: Iterable[Record], metric: str) -> list[Summary]:
     """Average a metric over the repetitions of every row and split.
-
-    Parameters
-    ----------
-    records
-        Of one experiment.
-    metric
-        As in `values_of`.
-
-    Returns
-    -------
-    list of Summary
-        In the order of the rows; the standard error of a single number is NaN.
 
     Examples
     --------
@@ -172,21 +126,7 @@ def summarise(records: Iterable[Record], metric: str) -> list[Summary]:
 
 
 def select(records: Iterable[Record], **wanted: Any) -> list[Record]:
-    """Keep the records whose job has these entries.
-
-    Parameters
-    ----------
-    records
-        Any.
-    **wanted
-        Entries of the job; a tuple or list means any of its members. A job without
-        an entry has None for it.
-
-    Returns
-    -------
-    list of Record
-        Those that match all.
-    """
+    """Keep the records whose job has these entries."""
 
     def matches(job: Job) -> bool:
         for name, value in wanted.items():
@@ -201,22 +141,7 @@ def select(records: Iterable[Record], **wanted: Any) -> list[Record]:
 def by_trial(
     records: Iterable[Record], metric: str, *, level: Sequence[str] = ()
 ) -> dict[tuple[Any, ...], float]:
-    """Average a metric over everything but the trial, and the entries of `level`.
-
-    Parameters
-    ----------
-    records
-        Of one row, perhaps over several settings such as noise levels.
-    metric
-        As in `values_of`.
-    level
-        Entries of the job that are kept apart.
-
-    Returns
-    -------
-    dict
-        Means by `(trial, design, *level)`.
-    """
+    """Average a metric over everything but the trial, and the entries of `level`."""
     groups: dict[tuple[Any, ...], list[float]] = {}
     for record, value in values_of(records, metric):
         job = record.job
@@ -227,16 +152,6 @@ def by_trial(
 
 def mean_difference(values: Iterable[float]) -> Difference:
     """Average differences, with the standard error of the mean.
-
-    Parameters
-    ----------
-    values
-        One difference for each trial.
-
-    Returns
-    -------
-    Difference
-        NaN where there are too few.
 
     Examples
     --------
@@ -264,20 +179,6 @@ def paired(
     Records are compared at the same trial and the same entries of `match`; differences
     are then averaged inside each trial, for trials of different noise share random
     numbers, so that only trials count as repetitions.
-
-    Parameters
-    ----------
-    ours, theirs
-        Records of two rows.
-    metric
-        As in `values_of`.
-    match
-        Entries of the job that must agree.
-
-    Returns
-    -------
-    Difference
-        Mean of ours minus theirs over the trials that both have.
     """
     a, b = (by_trial(rows, metric, level=match) for rows in (ours, theirs))
     trials: dict[tuple[Any, ...], list[float]] = {}
@@ -288,20 +189,7 @@ def paired(
 
 
 def compare_controls(records: Sequence[Record], metric: str) -> list[dict[str, Any]]:
-    """Compare every learned row with its two controls, trial by trial.
-
-    Parameters
-    ----------
-    records
-        Of one experiment.
-    metric
-        As in `values_of`.
-
-    Returns
-    -------
-    list of dict
-        The row, its title, "control" and the difference learned minus control.
-    """
+    """Compare every learned row with its two controls, trial by trial."""
     rows: dict[str, Job] = {}
     for record in records:
         if record.job.get("control"):
@@ -319,21 +207,7 @@ def compare_controls(records: Sequence[Record], metric: str) -> list[dict[str, A
 
 
 def compare_vanilla(records: Sequence[Record], metric: str) -> list[dict[str, Any]]:
-    """Compare every Kernel row of a text task with its Vanilla row, seed by seed.
-
-    Parameters
-    ----------
-    records
-        Of text.
-    metric
-        As in `values_of`.
-
-    Returns
-    -------
-    list of dict
-        Task, constants, number of features where it varies, map, and the difference on
-        the seeds that both have.
-    """
+    """Compare every Kernel row of a text task with its Vanilla row, seed by seed."""
     rows = {
         tuple(r.job[name] for name in _ROW if name in r.job): r.job
         for r in records

@@ -44,24 +44,6 @@ def synthetic_job(
 ) -> Job:
     """Complete a row to a job; rows of one trial and level share their seed.
 
-    Parameters
-    ----------
-    row
-        The method and its settings.
-    trial
-        Which labels.
-    noise
-        Standard deviation of the noise on the logit.
-    level
-        The number of the noise level, which the seed is made from.
-    **more
-        Entries that differ from n = 400, p = 5, D = 200 and the paper's design.
-
-    Returns
-    -------
-    dict
-        Plain data.
-
     Examples
     --------
     >>> job = synthetic_job({"method": "logistic"}, trial=2, noise=0.1, level=3)
@@ -81,20 +63,7 @@ def synthetic_job(
 
 
 def shorten(jobs: list[Job], settings: Settings) -> list[Job]:
-    """Cut the long runs of the paper's constants short in the preset "smoke".
-
-    Parameters
-    ----------
-    jobs
-        A plan.
-    settings
-        The preset.
-
-    Returns
-    -------
-    list of dict
-        The plan with 50 steps instead of 2000, or as it was.
-    """
+    """Cut the long runs of the paper's constants short in the preset "smoke"."""
     if settings.preset != "smoke":
         return jobs
     long = {"method": "langevin", "constants": "paper"}.items()

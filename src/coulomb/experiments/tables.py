@@ -33,22 +33,7 @@ METRICS = {
 def experiment_tables(
     name: str, records: Sequence[Record]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Make the tables of an experiment.
-
-    Parameters
-    ----------
-    name
-        The experiment.
-    records
-        Its records.
-
-    Returns
-    -------
-    dict
-        "summary" (one line for each row and metric), "controls" (learned minus
-        control, paired), "vanilla" (Kernel minus Vanilla rows of text, paired) and
-        for `runtime` "power_laws"; empty tables are left out.
-    """
+    """Make the tables of an experiment."""
     metrics = METRICS.get(name, ("accuracy",))
     summary = [
         {"metric": metric, **row}
@@ -70,20 +55,7 @@ def experiment_tables(
 
 
 def write_tables(folder: Path, found: Mapping[str, Sequence[Record]]) -> list[Path]:
-    """Write the tables of all experiments as CSV.
-
-    Parameters
-    ----------
-    folder
-        Where to write `EXPERIMENT-TABLE.csv`.
-    found
-        Records by experiment.
-
-    Returns
-    -------
-    list of Path
-        The files.
-    """
+    """Write the tables of all experiments as CSV."""
     written = []
     for name, records in found.items():
         for title, rows in experiment_tables(name, records).items():
@@ -94,18 +66,7 @@ def write_tables(folder: Path, found: Mapping[str, Sequence[Record]]) -> list[Pa
 
 
 def as_table(summaries: Iterable[Summary]) -> list[dict[str, Any]]:
-    """Flatten summaries to plain rows.
-
-    Parameters
-    ----------
-    summaries
-        Of one metric.
-
-    Returns
-    -------
-    list of dict
-        The row's entries, "title", "mean", "standard_error", "standard_deviation", "n".
-    """
+    """Flatten summaries to plain rows."""
     return [
         {**s.row, **{k: v for k, v in s._asdict().items() if k != "row"}}
         for s in summaries
@@ -114,16 +75,6 @@ def as_table(summaries: Iterable[Summary]) -> list[dict[str, Any]]:
 
 def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Write rows as CSV, with the columns in order of their first appearance.
-
-    Parameters
-    ----------
-    rows
-        Plain data; None and NaN give an empty cell.
-
-    Returns
-    -------
-    str
-        A header and one line for each row.
 
     Examples
     --------
@@ -140,15 +91,7 @@ def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as a CSV file, whole or not at all.
-
-    Parameters
-    ----------
-    path
-        The file.
-    rows
-        As in `table_text`.
-    """
+    """Write rows as a CSV file, whole or not at all."""
     text = table_text(rows)
     write_whole(Path(path), lambda temporary: temporary.write_text(text))
 

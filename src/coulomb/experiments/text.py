@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from coulomb._support.errors import ParameterError
-from coulomb.attention.controls import label_cosines
+from coulomb.attention.align.controls import label_cosines
 from coulomb.experiments.base import (
     AbstractExperiment,
     Outcome,
@@ -76,16 +76,6 @@ class Text(AbstractExperiment):
 def text_rows(rows: Sequence[str]) -> list[Job]:
     """List rows with both sets of constants and, for Kernel rows, both controls.
 
-    Parameters
-    ----------
-    rows
-        Names of `coulomb.text.variants`.
-
-    Returns
-    -------
-    list of dict
-        "method", "constants" and "control".
-
     Examples
     --------
     >>> len(text_rows(["softmax"])), len(text_rows(["kernel-elu"]))
@@ -100,21 +90,7 @@ def text_rows(rows: Sequence[str]) -> list[Job]:
 
 
 def run_text(job: Job, settings: Settings) -> list[Outcome]:
-    """Train and score one row on one seed.
-
-    Parameters
-    ----------
-    job
-        "task", "method", "constants", "control", "seed" and, if some settings differ
-        from the preset, "changes".
-    settings
-        For the data folder.
-
-    Returns
-    -------
-    list of Outcome
-        One, on the split the task reports on.
-    """
+    """Train and score one row on one seed."""
     wall, cpu = perf_counter(), process_time()
     corpus, vocabulary = load_corpus(job["task"], settings.data_dir)
     seconds: dict[str, float] = {}
@@ -141,16 +117,6 @@ def run_text(job: Job, settings: Settings) -> list[Outcome]:
 def text_settings(job: Job) -> TextSettings:
     """Resolve the settings of a row: preset, row or control, seed, changes.
 
-    Parameters
-    ----------
-    job
-        As in `run_text`.
-
-    Returns
-    -------
-    TextSettings
-        Complete.
-
     Examples
     --------
     >>> row = {"method": "kernel-elu", "constants": "paper", "control": "noise-only"}
@@ -167,16 +133,6 @@ def text_settings(job: Job) -> TextSettings:
 def text_constants(job: Job) -> dict[str, Any]:
     """Write out the settings of a row, if it is trained.
 
-    Parameters
-    ----------
-    job
-        As in `run_text`.
-
-    Returns
-    -------
-    dict
-        Plain data; empty for bags of words.
-
     Examples
     --------
     >>> row = {"method": "softmax", "constants": "paper", "control": None, "seed": 0}
@@ -188,20 +144,7 @@ def text_constants(job: Job) -> dict[str, Any]:
 
 @lru_cache(maxsize=2)
 def load_corpus(task: str, data_dir: Path | None) -> tuple[Corpus, Vocabulary]:
-    """Load a task and its vocabulary once per process.
-
-    Parameters
-    ----------
-    task
-        A task of `coulomb.text`, or the made-up one.
-    data_dir
-        The folder of data sets.
-
-    Returns
-    -------
-    tuple
-        The corpus and BERT's vocabulary, or one trained on the training texts.
-    """
+    """Load a task and its vocabulary once per process."""
     corpus = _toy() if task == TOY else load_task(task, data_dir)
     if corpus.kind != "sequence":
         known = [name for name, each in TASKS.items() if each.kind == "sequence"]
@@ -218,29 +161,15 @@ def load_corpus(task: str, data_dir: Path | None) -> tuple[Corpus, Vocabulary]:
 def measure_blindness(
     job: Job, corpus: Corpus, vocabulary: Vocabulary
 ) -> dict[str, float]:
-    """Compare the gradient of Phase A under true and under shuffled labels.
-
-    Parameters
-    ----------
-    job
-        Its constants say which objective: the paper's within-class sum, or ours.
-    corpus, vocabulary
-        The data.
-
-    Returns
-    -------
-    dict
-        Mean and largest cosine over layers and heads; near 1 the objective does not
-        see the labels.
-    """
-    from coulomb.attention.phase_a import set_up as set_up_alignment
+    """Compare the gradient of Phase A under true and under shuffled labels."""
+    from coulomb.attention.align.problem import set_up as set_up_alignment
     from coulomb.features import Particles
-    from coulomb.text._setup import set_up
     from coulomb.text.phases import (
         alignment_batches,
         alignment_settings,
         packed_view,
     )
+    from coulomb.text.setup import set_up
 
     settings = text_settings(_row(job))
     setup = set_up(corpus, settings, vocabulary)

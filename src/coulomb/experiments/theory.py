@@ -170,18 +170,7 @@ class LargeDeviations(AbstractExperiment):
 
 
 def solve_mean_field(job: Job) -> dict[str, Any]:
-    """Solve the continuum and run particles against it.
-
-    Parameters
-    ----------
-    job
-        Of the experiment `meanfield`.
-
-    Returns
-    -------
-    dict
-        "points", "equilibrium", "flow" and "gap".
-    """
+    """Solve the continuum and run particles against it."""
     grid = Interval(-1.0, 1.0, job["cells"])
     system = MeanField(
         grid,
@@ -211,18 +200,7 @@ def solve_mean_field(job: Job) -> dict[str, Any]:
 
 
 def measure_deviations(job: Job) -> dict[str, Any]:
-    """Estimate probabilities of rare deviations, and the free energy.
-
-    Parameters
-    ----------
-    job
-        Of the experiment `deviations`.
-
-    Returns
-    -------
-    dict
-        "deviations" and "free_energy".
-    """
+    """Estimate probabilities of rare deviations, and the free energy."""
     system = MeanField(
         Interval(-job["size"], job["size"], job["cells"]),
         parse_expression(job["potential"], 1),

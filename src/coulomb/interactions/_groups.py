@@ -39,26 +39,7 @@ def grouped_sum(
     *,
     minus: "Expansion | None" = None,
 ) -> PairField:
-    """Average over the partners in random groups, less an expansion if one is given.
-
-    Parameters
-    ----------
-    interaction
-        The potential.
-    positions
-        Shape `(n, dim)`.
-    batch_size
-        Partners of each particle.
-    generator
-        Draws the groups.
-    minus
-        What is taken off every pair.
-
-    Returns
-    -------
-    PairField
-        An unbiased estimate.
-    """
+    """Average over the partners in random groups, less an expansion if one is given."""
     count = positions.shape[0]
     potential = positions.new_zeros(count)
     gradient = torch.zeros_like(positions)

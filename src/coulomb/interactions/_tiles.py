@@ -72,22 +72,7 @@ def _add_tile(
 def pair_terms(
     interaction: AbstractInteraction, positions: Tensor, first: Tensor, second: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Evaluate g and its gradient for listed pairs, from explicit differences.
-
-    Parameters
-    ----------
-    interaction
-        The potential.
-    positions
-        Shape `(n, dim)`.
-    first, second
-        Indices of the particles of each pair, shape `(pairs,)`.
-
-    Returns
-    -------
-    tuple
-        Potentials `(pairs,)` and gradients in the first particle `(pairs, dim)`.
-    """
+    """Evaluate g and its gradient for listed pairs, from explicit differences."""
     difference = positions[first] - positions[second]
     distance = difference.norm(dim=-1)
     together = distance == 0

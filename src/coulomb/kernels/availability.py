@@ -11,11 +11,6 @@ def available() -> bool:
 
     They can unless numba cannot be imported or the environment variable
     ``COULOMB_NUMBA`` is ``0``. Numba is imported by the first call, not before.
-
-    Returns
-    -------
-    bool
-        Whether the functions of this package may be called.
     """
     return os.environ.get("COULOMB_NUMBA", "1") != "0" and _numba_imports()
 
@@ -31,11 +26,5 @@ def _numba_imports() -> bool:
 
 
 def compiled() -> ModuleType:
-    """Import the compiled loops, which imports numba.
-
-    Returns
-    -------
-    ModuleType
-        `coulomb.kernels._loops`.
-    """
-    return importlib.import_module("coulomb.kernels._loops")
+    """Import the compiled loops, which imports numba."""
+    return importlib.import_module("coulomb.kernels.loops")

@@ -15,20 +15,7 @@ LARGEST_ANGLE = 1e4
 
 @dataclass(frozen=True, eq=False)
 class FourierData:
-    """Samples and targets, laid out once for the compiled loops.
-
-    Attributes
-    ----------
-    rows
-        The samples, shape (n, p), float32 or float64.
-    targets
-        Shape (n, c), multiplied by the sample weights, of the same type.
-    tiles
-        The samples transposed, in tiles that fit the first cache and padded with
-        zeros, shape (tiles, p, samples of a tile).
-    target_tiles
-        The targets in the same tiles.
-    """
+    """Samples and targets, laid out once for the compiled loops."""
 
     rows: NDArray
     targets: NDArray
@@ -37,20 +24,7 @@ class FourierData:
 
     @classmethod
     def of(cls, x: NDArray, targets: NDArray) -> "FourierData":
-        """Lay out samples and targets.
-
-        Parameters
-        ----------
-        x
-            The samples, shape (n, p), float32 or float64.
-        targets
-            Shape (n, c), multiplied by the sample weights.
-
-        Returns
-        -------
-        FourierData
-            The same numbers in the type of `x`.
-        """
+        """Lay out samples and targets."""
         x = np.ascontiguousarray(x)
         targets = np.ascontiguousarray(targets, dtype=x.dtype)
         if targets.ndim != 2 or len(targets) != len(x):
@@ -60,20 +34,7 @@ class FourierData:
         return cls(x, targets, _tiled(x), _tiled(targets))
 
     def guess(self, n_particles: int, batch: int | None = None) -> float:
-        """Guess the seconds one thread needs for one evaluation.
-
-        Parameters
-        ----------
-        n_particles
-            The number of particles.
-        batch
-            The number of samples, if not all.
-
-        Returns
-        -------
-        float
-            Good to a factor of two, enough to choose the number of threads.
-        """
+        """Guess the seconds one thread needs for one evaluation."""
         (n, dim), classes = self.rows.shape, self.targets.shape[1]
         pairs = (n if batch is None else batch) * n_particles
         width = self.rows.itemsize / 4
@@ -82,24 +43,7 @@ class FourierData:
     def alignment(
         self, positions: NDArray, *, scale: float, threads: int = 1
     ) -> tuple[NDArray, NDArray]:
-        """Evaluate `fourier_alignment` without laying out the data again.
-
-        Parameters
-        ----------
-        positions
-            The particles, shape (N, p), of the type of the data.
-        scale
-            The factor of the potential.
-        threads
-            How many threads may be used; the result does not depend on it.
-
-        Returns
-        -------
-        potential : ndarray
-            Shape (N,).
-        gradient : ndarray
-            Shape (N, p).
-        """
+        """Evaluate `fourier_alignment` without laying out the data again."""
         (n, dim), count = self.rows.shape, positions.shape[0]
         if positions.shape != (count, dim):
             raise ParameterError(
@@ -135,26 +79,6 @@ def fourier_alignment(
 
     ``V(w) = -scale sum_c |sum_i Y_ic exp(i w.x_i)|^2`` and ``dV/dw``, with one sine and
     cosine per sample and particle. Angles must stay below `LARGEST_ANGLE`.
-
-    Parameters
-    ----------
-    x
-        The samples, shape (n, p), float32 or float64.
-    targets
-        Shape (n, c), multiplied by the sample weights.
-    positions
-        The particles, shape (N, p).
-    scale
-        The factor of the potential, e.g. ``1 / (n (n - 1))``.
-    threads
-        How many threads may be used; the result does not depend on it.
-
-    Returns
-    -------
-    potential : ndarray
-        Shape (N,).
-    gradient : ndarray
-        Shape (N, p).
     """
     data = FourierData.of(x, targets)
     return data.alignment(positions, scale=scale, threads=threads)

@@ -15,17 +15,7 @@ _SECONDS_PER_PAIR = 0.5e-9
 
 
 class LangevinSteps(NamedTuple):
-    """What many steps lead to.
-
-    Attributes
-    ----------
-    positions
-        The particles after the last step, shape (N, p).
-    drift_squares
-        The mean over particles of the squared move by the clipped drift, per step.
-    move_squares
-        The mean over particles of the squared displacement, per step.
-    """
+    """What many steps lead to."""
 
     positions: NDArray
     drift_squares: NDArray[np.float64]
@@ -56,43 +46,6 @@ def langevin_steps(
     + noise_mk)`` with V of `fourier_alignment`, U of `riesz_sums`, clipping of each
     particle's drift to length `clip`, and P the projection on the centred ball. All
     particles move at the same time.
-
-    Parameters
-    ----------
-    positions
-        Shape (N, p), of the type of the data; left as it is.
-    noise
-        Already scaled by ``sqrt(2 eta / beta)``, shape (steps, N, p); None for zero
-        temperature.
-    step_sizes
-        Shape (steps,).
-    data
-        The samples and targets.
-    scale
-        The factor of V for all samples, or for a batch if there are batches.
-    batches
-        The samples of each step, shape (steps, B); None for all samples.
-    prior_precision
-        The factor of ``|w|^2 / 2`` in the energy, a number or one per particle.
-    rates
-        Factors of the step sizes, one per particle; the noise comes with its own. None
-        for all one.
-    strength, s, truncation
-        The factor, exponent and truncation of the repulsion.
-    clip
-        The largest length of a particle's drift.
-    radius
-        Of the ball; infinite for the whole space.
-    mask
-        Zeros and ones, shape (N, p); coordinates with a zero feel neither drift nor
-        noise, and so never move unless the projection moves them.
-    threads
-        How many threads may be used; the result does not depend on it.
-
-    Returns
-    -------
-    LangevinSteps
-        Positions, mean squared drift and mean squared displacement.
     """
     n, dim = positions.shape
     real = data.rows.dtype

@@ -22,18 +22,6 @@ def index_directions(n: int, dim: int) -> NDArray[np.float64]:
     positive root of ``x^(dim+1) = x + 1``: a low-discrepancy sequence, so that no two
     vectors agree. Coincident particles k and l part along ``u_k - u_l``.
 
-    Parameters
-    ----------
-    n
-        The number of particles.
-    dim
-        Their dimension.
-
-    Returns
-    -------
-    ndarray
-        Shape (n, dim), read-only.
-
     Examples
     --------
     >>> index_directions(2, 1).round(3)
@@ -54,18 +42,7 @@ def _directions(n: int, dim: int) -> NDArray[np.float64]:
 
 
 def transposed(rows: NDArray) -> NDArray:
-    """Transpose and pad with zeros to a multiple of the vector width.
-
-    Parameters
-    ----------
-    rows
-        Shape (n, p).
-
-    Returns
-    -------
-    ndarray
-        Shape (p, n or a little more), C-contiguous.
-    """
+    """Transpose and pad with zeros to a multiple of the vector width."""
     lanes = compiled().LANES
     n, dim = rows.shape
     columns = np.zeros((dim, -(-n // lanes) * lanes), rows.dtype)
@@ -74,20 +51,7 @@ def transposed(rows: NDArray) -> NDArray:
 
 
 class PairLaw(NamedTuple):
-    """A Riesz potential as the compiled loops take it.
-
-    Attributes
-    ----------
-    number
-        Which inner loop.
-    s, truncation
-        Of the potential.
-    floor
-        The squared distances below which a pair is coincident and below which it
-        exerts no force.
-    push
-        The force ``|g'(max(truncation, 1e-6))|`` between coincident particles.
-    """
+    """A Riesz potential as the compiled loops take it."""
 
     number: int
     s: float
@@ -98,22 +62,7 @@ class PairLaw(NamedTuple):
 
 @lru_cache(maxsize=64)
 def pair_law(s: float, truncation: float, single: bool) -> PairLaw:
-    """Translate a Riesz potential into the arguments of the compiled loop.
-
-    Parameters
-    ----------
-    s
-        The exponent, above -2.
-    truncation
-        The distance inside which the potential is constant.
-    single
-        Whether the arrays are float32.
-
-    Returns
-    -------
-    PairLaw
-        The law with its constants.
-    """
+    """Translate a Riesz potential into the arguments of the compiled loop."""
     loops = compiled()
     laws = {0.0: loops.LOG, 1.0: loops.INVERSE, 2.0: loops.INVERSE_SQUARE}
     laws[-1.0] = loops.LINEAR
@@ -136,24 +85,6 @@ def riesz_sums(
     s = 0 and ``-r^-s`` for -2 < s < 0. Inside the truncation there is no force, except
     between coincident particles k and l: they are pushed apart along ``u_k - u_l`` of
     `index_directions` with magnitude ``|g'(max(truncation, 1e-6))|``.
-
-    Parameters
-    ----------
-    positions
-        Shape (N, p), float32 or float64.
-    s
-        The exponent.
-    truncation
-        The distance inside which the potential is constant.
-    threads
-        How many threads may be used; the result does not depend on it.
-
-    Returns
-    -------
-    potential : ndarray
-        Shape (N,).
-    gradient : ndarray
-        Shape (N, p); particles move against it.
     """
     n, dim = positions.shape
     potential = np.zeros(n, positions.dtype)

@@ -43,22 +43,6 @@ def useful_threads(
 ) -> int:
     """Give the number of threads that pays for itself.
 
-    Parameters
-    ----------
-    threads
-        How many may be used.
-    n
-        How many particles there are to split.
-    seconds
-        A rough guess of the time one thread would take.
-    worth
-        Seconds of work from which on one more thread pays.
-
-    Returns
-    -------
-    int
-        At least 1 and at most `threads`.
-
     Examples
     --------
     >>> useful_threads(2, 300, 1e-5), useful_threads(2, 300, 1e-2)
@@ -73,18 +57,6 @@ def split(n: int, parts: int) -> list[tuple[int, int]]:
     Every range begins at an even index: the loops take particles in pairs, and the same
     pairs give the same bits.
 
-    Parameters
-    ----------
-    n
-        The length to split.
-    parts
-        The number of ranges.
-
-    Returns
-    -------
-    list of tuple
-        First index and end of each range.
-
     Examples
     --------
     >>> split(7, 2)
@@ -95,17 +67,7 @@ def split(n: int, parts: int) -> list[tuple[int, int]]:
 
 
 def over_ranges(work: Callable[[int, int], object], n: int, threads: int) -> None:
-    """Call ``work(first, end)`` on ranges that make up ``range(n)``, at the same time.
-
-    Parameters
-    ----------
-    work
-        Releases the interpreter lock, and writes only what belongs to its range.
-    n
-        The length to split.
-    threads
-        The number of ranges; the calling thread takes the last one.
-    """
+    """Call ``work(first, end)`` on the parts of ``range(n)``, at the same time."""
     ranges = split(n, threads)
     if threads == 1:
         work(*ranges[0])

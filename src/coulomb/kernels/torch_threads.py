@@ -52,18 +52,6 @@ def _parallel() -> Any:
 def threads_for(n: int, seconds: float) -> int:
     """Give the number of torch's threads that pays for itself.
 
-    Parameters
-    ----------
-    n
-        How many parts there are.
-    seconds
-        A rough guess of the time one thread would take.
-
-    Returns
-    -------
-    int
-        At least 1, at most `n` and what torch is allowed.
-
     Examples
     --------
     >>> threads_for(8, 1e-6), threads_for(1, 1.0)
@@ -79,15 +67,6 @@ def over_torch_threads(
     """Call ``work(first, end)`` on ranges that make up ``range(n)``, at the same time.
 
     Where torch has no GNU OpenMP, and after a fork, threads of our own do it.
-
-    Parameters
-    ----------
-    work
-        Releases the interpreter lock, and writes only what belongs to its range.
-    n
-        The length to split.
-    threads
-        The number of ranges.
     """
     parallel = _parallel()
     if threads == 1 or parallel is None:

@@ -284,22 +284,7 @@ def linearised_heads(model: nn.Module) -> list[LinearisedHeads]:
 
 
 def random_student(teacher: Stack, n_features: int, seed: int) -> Stack:
-    """Copy an encoder with FAVOR+ and orthogonal random features: the control.
-
-    Parameters
-    ----------
-    teacher
-        The encoder.
-    n_features
-        Features of each head.
-    seed
-        Of the features.
-
-    Returns
-    -------
-    Stack
-        Its heads are not learned.
-    """
+    """Copy an encoder with FAVOR+ and orthogonal random features: the control."""
     settings = LineariseSettings(n_features, "favor")
     stack = _copy_with_heads(teacher, settings, [()] * len(teacher.sites))
     source = make_generator(seed, 3)

@@ -18,22 +18,7 @@ _ROWS = 32
 
 
 def key_weights(k: Tensor, tilt: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Evaluate `t . k`, less the largest of the sequence, and its exponential.
-
-    Parameters
-    ----------
-    k
-        Keys, heads first: shape `(heads, batch, n, dim)`.
-    tilt
-        Shape `(heads, dim)`, with the mean of the key rows.
-    mask
-        Shape `(batch, n)`, True = real token; None if all are.
-
-    Returns
-    -------
-    tuple
-        Both of shape `(heads, batch, n)` and zero at padding.
-    """
+    """Evaluate `t . k`, less the largest of the sequence, and its exponential."""
     flat = k.reshape(len(k), -1, k.shape[-1])
     # A row times a matrix: libraries are slower by times at a matrix times a column.
     exponent = torch.bmm(tilt.unsqueeze(1), flat.transpose(1, 2)).view(k.shape[:3])
@@ -59,22 +44,6 @@ def blockwise_attention(
 
     `phi(q)' G / phi(q)' z = softmax(log phi(q) + log z) (G / z)`: a mean, over
     features, of mean values. Nothing is left to divide by.
-
-    Parameters
-    ----------
-    q, k, v
-        Shape `(batch, heads, n, dim)`, in the working precision, zero at padding.
-    positions
-        Particles, shape `(heads, n_features, 2 dim + 2)`.
-    tilt
-        Shape `(heads, dim)`, with the mean of the key rows.
-    key_mask
-        Shape `(batch, n)`, True = real token; None if all are.
-
-    Returns
-    -------
-    Tensor
-        Shape `(batch, heads, n, dim_v)`, tokens before heads in memory.
     """
     batch, heads, n, _ = q.shape
     n_features = positions.shape[1]

@@ -36,32 +36,7 @@ def make_corpus(
     long_share: float,
     generator: torch.Generator,
 ) -> Corpus:
-    """Draw texts, hold a tenth out, join some to long ones, and cut into batches.
-
-    Parameters
-    ----------
-    tokenizer
-        Of transformers, or a function of a list of texts that returns the keyword
-        arguments of the model.
-    texts
-        Unlabelled texts.
-    max_tokens
-        Texts are drawn until they have about this many tokens.
-    max_length
-        Tokens of the longest text; longer ones are cut.
-    batch_tokens
-        Tokens of a batch, padding counted.
-    long_share
-        The share of tokens in texts over a quarter of `max_length`. Where there are
-        fewer, short texts are joined.
-    generator
-        Draws texts.
-
-    Returns
-    -------
-    Corpus
-        Batches sorted by length.
-    """
+    """Draw texts, hold a tenth out, join some to long ones, and cut into batches."""
     texts = check_texts(texts)
     order = torch.randperm(len(texts), generator=generator).tolist()
     sizes = _sizes(tokenizer, [texts[i] for i in order], max_length)
@@ -86,18 +61,7 @@ def make_corpus(
 
 
 def check_texts(texts: Sequence[str]) -> list[str]:
-    """Take texts as a list, or say what is wrong with them.
-
-    Parameters
-    ----------
-    texts
-        What was given.
-
-    Returns
-    -------
-    list of str
-        Those that are not blank.
-    """
+    """Take texts as a list, or say what is wrong with them."""
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise ParameterTypeError(
             f"`texts` must be a sequence of strings; got {type(texts).__name__}."
@@ -158,22 +122,7 @@ def _batches(
 
 
 def encode(tokenizer: Tokenizer, texts: list[str], max_length: int) -> Batch:
-    """Make the keyword arguments of the model for some texts.
-
-    Parameters
-    ----------
-    tokenizer
-        As in `make_corpus`.
-    texts
-        The texts of one batch.
-    max_length
-        As in `make_corpus`.
-
-    Returns
-    -------
-    Mapping
-        Tensors by name.
-    """
+    """Make the keyword arguments of the model for some texts."""
     if not _theirs(tokenizer):
         return dict(tokenizer(texts))
     return dict(

@@ -27,20 +27,6 @@ _HELD_BATCHES = 4
 def pool(hidden: Tensor, mask: Tensor, kind: str = "mean") -> Tensor:
     """Make unit embeddings from hidden states.
 
-    Parameters
-    ----------
-    hidden
-        Shape `(batch, n, dim)`.
-    mask
-        Shape `(batch, n)`, True = real token.
-    kind
-        "mean" of the real tokens, or "first" token.
-
-    Returns
-    -------
-    Tensor
-        Shape `(batch, dim)`.
-
     Examples
     --------
     >>> hidden = torch.tensor([[[3.0, 4.0], [9.0, 9.0]]])
@@ -58,17 +44,6 @@ class Distillation(AbstractObjective):
     """Relative squared error of hidden states, and one minus the cosine of embeddings.
 
     `mean_l |h_l - h*_l|^2 / |h*_l|^2 + 1 - cos(e, e*)`, over real tokens.
-
-    Parameters
-    ----------
-    student
-        The linear encoder.
-    batch
-        Keyword arguments of the model.
-    targets
-        `h*`, the hidden states of the softmax encoder after each block.
-    pooling
-        "mean", "first", or None to leave embeddings out.
     """
 
     student: Stack
@@ -100,18 +75,7 @@ class Distillation(AbstractObjective):
 
 
 def particle_names(stack: Stack) -> list[str]:
-    """List the parameters that hold learned particles, in the order of the blocks.
-
-    Parameters
-    ----------
-    stack
-        A linearised encoder.
-
-    Returns
-    -------
-    list of str
-        Names as the stack sees them.
-    """
+    """List the parameters that hold learned particles, in the order of the blocks."""
     return [
         f"{name}.particles"
         for name, module in stack.named_modules()
@@ -128,27 +92,7 @@ def distil(
     generator: torch.Generator,
     watch: Callable[[], None] = lambda: None,
 ) -> tuple[float, float]:
-    """Move the particles of all layers so that hidden states agree.
-
-    Parameters
-    ----------
-    student
-        The linear encoder, in evaluation mode; its particles are changed.
-    texts, held_out
-        Texts to learn from and to look at, with the softmax encoder's hidden states.
-    settings
-        How.
-    generator
-        Draws batches.
-    watch
-        Called after every step.
-
-    Returns
-    -------
-    tuple of float
-        The energy on held-out text, before and after. Particles that are worse for it
-        are not kept.
-    """
+    """Move the particles of all layers so that hidden states agree."""
     names = particle_names(student)
     if not names or not settings.distil_steps:
         return math.nan, math.nan

@@ -35,22 +35,6 @@ def divergence_field(
     """Evaluate `KL(p_i || s_i)`, the mean over queries, and its gradient.
 
     The same as `RowDivergence` with `SoftmaxFeatures` and autograd.
-
-    Parameters
-    ----------
-    rows
-        The batch.
-    positions
-        Particles, shape `(heads, n_features, 2 dim + 2)`.
-    tilt
-        Shape `(heads, dim)`.
-    temperature
-        Of the map.
-
-    Returns
-    -------
-    tuple
-        One number per head, and the gradient of the positions.
     """
     q, k = (x.transpose(0, 1) for x in (rows.q, rows.k))  # (heads, batch, n, dim)
     for_queries, for_keys = (positions / temperature).chunk(2, dim=-1)

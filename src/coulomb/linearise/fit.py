@@ -49,22 +49,7 @@ class LayerFit(NamedTuple):
 
 
 def some_queries(rows: Rows, count: int, *, generator: torch.Generator) -> Rows:
-    """Keep some of the queries, the same of each sequence.
-
-    Parameters
-    ----------
-    rows
-        All of them.
-    count
-        How many at most.
-    generator
-        Draws them.
-
-    Returns
-    -------
-    Rows
-        With all keys.
-    """
+    """Keep some of the queries, the same of each sequence."""
     n = rows.q.shape[2]
     if n <= count:
         return rows
@@ -83,24 +68,7 @@ def fit_layer(
     generator: torch.Generator,
     watch: Callable[[], None] = lambda: None,
 ) -> LayerFit:
-    """Learn the particles of every head of a layer.
-
-    Parameters
-    ----------
-    batches, held_out
-        What the layer saw of texts to learn from and to look at.
-    settings
-        How.
-    generator
-        Draws everything.
-    watch
-        Called after every step.
-
-    Returns
-    -------
-    LayerFit
-        The best particles on held-out text.
-    """
+    """Learn the particles of every head of a layer."""
     feature_map = as_positive_map(settings.feature_map)
     start = _start(batches, settings, feature_map, generator)
     few = [some_queries(rows, _HELD_ROWS, generator=generator) for rows in held_out]
@@ -194,18 +162,6 @@ def _descend(
 def ramp(step: int, steps: int) -> float:
     """Shape the steps: a short rise, then half a cosine down to nearly zero.
 
-    Parameters
-    ----------
-    step
-        Counted from zero.
-    steps
-        How many there are.
-
-    Returns
-    -------
-    float
-        A factor of the step size, positive.
-
     Examples
     --------
     >>> [round(ramp(step, 100), 2) for step in (0, 10, 50, 99)]
@@ -218,22 +174,7 @@ def ramp(step: int, steps: int) -> float:
 def random_divergence(
     batches: Sequence[Rows], n_features: int, *, generator: torch.Generator
 ) -> Tensor:
-    """Measure the rows of FAVOR+ with orthogonal random features.
-
-    Parameters
-    ----------
-    batches
-        What is compared.
-    n_features
-        Features of each head.
-    generator
-        Draws them.
-
-    Returns
-    -------
-    Tensor
-        KL per head.
-    """
+    """Measure the rows of FAVOR+ with orthogonal random features."""
     heads, dim = batches[0].q.shape[1], batches[0].q.shape[3]
     drawn = orthogonal_pairs(heads, n_features, dim, generator=generator)
     positions, tilt = (part.to(batches[0].q) for part in drawn)

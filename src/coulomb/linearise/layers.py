@@ -18,16 +18,6 @@ __all__ = ["LinearisedAttention", "LinearisedHeads", "as_positive_map"]
 def as_positive_map(name: str) -> AbstractFeatureMap:
     """Build a feature map that can stand in attention without phases.
 
-    Parameters
-    ----------
-    name
-        A registered name.
-
-    Returns
-    -------
-    AbstractFeatureMap
-        The map, with its own temperature: the length of the particles does the rest.
-
     Examples
     --------
     >>> as_positive_map("softmaxfeat")
@@ -183,20 +173,7 @@ class LinearisedHeads(nn.Module):
 
 
 def check_heads(heads: Sequence[int], num_heads: int) -> tuple[int, ...]:
-    """Sort the numbers of heads, or say which one there is not.
-
-    Parameters
-    ----------
-    heads
-        Numbers from 0.
-    num_heads
-        How many heads there are.
-
-    Returns
-    -------
-    tuple of int
-        Without repetition.
-    """
+    """Sort the numbers of heads, or say which one there is not."""
     for head in heads:
         if check_count("keep_exact", head, at_least=0) >= num_heads:
             raise ParameterError(
@@ -208,22 +185,7 @@ def check_heads(heads: Sequence[int], num_heads: int) -> tuple[int, ...]:
 def softmax_rows(
     q: Tensor, k: Tensor, key_mask: Tensor | None, bias: Tensor | None = None
 ) -> Tensor:
-    """Write out the rows of softmax attention, `softmax(q k' / sqrt(d) + bias)`.
-
-    Parameters
-    ----------
-    q, k
-        Shape `(batch, heads, n, dim)` and `(batch, heads, m, dim)`.
-    key_mask
-        Shape `(batch, m)`, True = real token; None if all are.
-    bias
-        Added to the scores, such as MPNet's relative positions; None for none.
-
-    Returns
-    -------
-    Tensor
-        Shape `(batch, heads, n, m)`.
-    """
+    """Write out the rows of softmax attention, `softmax(q k' / sqrt(d) + bias)`."""
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     if bias is not None:
         scores = scores + bias

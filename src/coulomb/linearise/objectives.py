@@ -42,35 +42,14 @@ class Rows(NamedTuple):
         return softmax_rows(self.q, self.k, self.key_mask, self.bias)
 
     def mean(self, values: Tensor) -> Tensor:
-        """Average over real queries.
-
-        Parameters
-        ----------
-        values
-            Shape `(batch, heads, n)`.
-
-        Returns
-        -------
-        Tensor
-            Shape `(heads,)`.
-        """
+        """Average over real queries."""
         weights = self.query_mask.unsqueeze(1).to(values.dtype)
         return (values * weights).sum(dim=(0, 2)) / weights.sum().clamp_min(1)
 
 
 @dataclass(frozen=True, eq=False)
 class AbstractImitation(AbstractObjective):
-    """A comparison of the student's attention with the teacher's.
-
-    Parameters
-    ----------
-    batches
-        What is compared.
-    feature_map
-        The student's map.
-    tilt
-        The tilt of every head, shape `(heads, dim)`.
-    """
+    """A comparison of the student's attention with the teacher's."""
 
     batches: Sequence[Rows]
     feature_map: AbstractFeatureMap
@@ -78,21 +57,7 @@ class AbstractImitation(AbstractObjective):
 
     @abstractmethod
     def compare(self, rows: Rows, positions: Tensor) -> Tensor:
-        """Evaluate the energy of one batch.
-
-        Parameters
-        ----------
-        rows
-            The batch.
-        positions
-            Particles, shape `(heads, n_features, 2 dim + 2)`; those with `dim + 1`
-            coordinates are the same for queries and keys.
-
-        Returns
-        -------
-        Tensor
-            One number per head.
-        """
+        """Evaluate the energy of one batch."""
 
     def energy(self, particles: Particles) -> Tensor:
         positions = particles.positions
@@ -102,35 +67,13 @@ class AbstractImitation(AbstractObjective):
         return torch.stack(parts).mean(dim=0)
 
     def rows(self, rows: Rows, positions: Tensor) -> Tensor:
-        """Write out the student's attention.
-
-        Parameters
-        ----------
-        rows, positions
-            As in `compare`.
-
-        Returns
-        -------
-        Tensor
-            Shape `(batch, heads, n, m)`.
-        """
+        """Write out the student's attention."""
         return paired_weights(
             rows.q, rows.k, positions, self.tilt, self.feature_map, rows.key_mask
         )
 
     def kernel(self, rows: Rows, positions: Tensor) -> Tensor:
-        """Write out the student's kernel before its rows are normalised.
-
-        Parameters
-        ----------
-        rows, positions
-            As in `compare`.
-
-        Returns
-        -------
-        Tensor
-            Shape `(batch, heads, n, m)`.
-        """
+        """Write out the student's kernel before its rows are normalised."""
         phi_q, phi_k = paired_features(
             rows.q, rows.k, positions, self.tilt, self.feature_map, rows.key_mask
         )
@@ -144,11 +87,6 @@ imitations: Registry[AbstractImitation] = Registry("objective")
 @dataclass(frozen=True, eq=False)
 class RowDivergence(AbstractImitation):
     """`KL(p_i || s_i)`, the mean over queries of the divergence of their rows.
-
-    Parameters
-    ----------
-    batches, feature_map, tilt
-        As in `AbstractImitation`.
 
     Examples
     --------
@@ -190,13 +128,7 @@ class RowDivergence(AbstractImitation):
 @imitations.add("mse")
 @dataclass(frozen=True, eq=False)
 class OutputError(AbstractImitation):
-    """`|(s_i - p_i) v|^2 / mean |p_i v|^2`, the relative squared error of the output.
-
-    Parameters
-    ----------
-    batches, feature_map, tilt
-        As in `AbstractImitation`.
-    """
+    """`|(s_i - p_i) v|^2 / mean |p_i v|^2`, relative squared error of the output."""
 
     def compare(self, rows: Rows, positions: Tensor) -> Tensor:
         teacher = rows.teacher()
@@ -212,11 +144,6 @@ class RowAlignment(AbstractImitation):
 
     Kernel-target alignment with each row a problem of its own: no row outweighs the
     others, whatever the length of its query.
-
-    Parameters
-    ----------
-    batches, feature_map, tilt
-        As in `AbstractImitation`.
     """
 
     def compare(self, rows: Rows, positions: Tensor) -> Tensor:
@@ -234,11 +161,6 @@ class RawAlignment(AbstractImitation):
     The mean over sequences. Kept as a control: the few largest entries of `T` are
     nearly all of its norm, so that a kernel is aligned which is right for a few pairs
     of tokens and for no row.
-
-    Parameters
-    ----------
-    batches, feature_map, tilt
-        As in `AbstractImitation`.
     """
 
     def compare(self, rows: Rows, positions: Tensor) -> Tensor:
@@ -253,13 +175,7 @@ class RawAlignment(AbstractImitation):
 @imitations.add("log-alignment")
 @dataclass(frozen=True, eq=False)
 class LogKernelAlignment(AbstractImitation):
-    """The alignment of log kernels, each row of them centred.
-
-    Parameters
-    ----------
-    batches, feature_map, tilt
-        As in `AbstractImitation`.
-    """
+    """The alignment of log kernels, each row of them centred."""
 
     def compare(self, rows: Rows, positions: Tensor) -> Tensor:
         real = _pairs(rows)

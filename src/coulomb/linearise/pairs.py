@@ -27,18 +27,6 @@ __all__ = [
 def join_pairs(w: Tensor, a: Tensor, u: Tensor, b: Tensor) -> Tensor:
     """Put the four parts of particles side by side.
 
-    Parameters
-    ----------
-    w, a
-        Rows for queries, shape `(heads, n, dim)`, and their offsets, `(heads, n)`.
-    u, b
-        The same for keys.
-
-    Returns
-    -------
-    Tensor
-        Positions, shape `(heads, n, 2 dim + 2)`.
-
     Examples
     --------
     >>> row, offset = torch.ones(1, 4, 3), torch.zeros(1, 4)
@@ -49,18 +37,7 @@ def join_pairs(w: Tensor, a: Tensor, u: Tensor, b: Tensor) -> Tensor:
 
 
 def mean_key_row(positions: Tensor) -> Tensor:
-    """Average the rows for keys, `mean_l u_l`.
-
-    Parameters
-    ----------
-    positions
-        Particles, shape `(heads, n, 2 dim + 2)`.
-
-    Returns
-    -------
-    Tensor
-        Shape `(heads, dim)`.
-    """
+    """Average the rows for keys, `mean_l u_l`."""
     half = positions.shape[-1] // 2
     return positions[..., half:-1].mean(dim=-2)
 
@@ -74,25 +51,6 @@ def paired_features(
     key_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Evaluate the features of queries and keys.
-
-    Parameters
-    ----------
-    q, k
-        Queries and keys, shape `(batch, heads, n, dim)`.
-    positions
-        Particles, shape `(heads, n_features, 2 dim + 2)`.
-    tilt
-        `t`, shape `(heads, dim)`; the mean of the key rows is added to it.
-    feature_map
-        `f`.
-    key_mask
-        Shape `(batch, n)`, True = real token; None if all are.
-
-    Returns
-    -------
-    tuple
-        Features of queries and of keys, those of padding zero. The keys of a sequence
-        are scaled by one factor that cancels in attention.
 
     Examples
     --------
@@ -139,16 +97,6 @@ def paired_weights(
 
     The slow twin of `paired_attention`, and what is compared with the teacher's rows.
 
-    Parameters
-    ----------
-    q, k, positions, tilt, feature_map, key_mask
-        As in `paired_features`.
-
-    Returns
-    -------
-    Tensor
-        Shape `(batch, heads, n, m)`; zero where there is no real key.
-
     Examples
     --------
     >>> x = torch.zeros(1, 1, 2, 3)
@@ -174,20 +122,6 @@ def paired_attention(
     key_mask: Tensor | None = None,
 ) -> Tensor:
     """Attend in linear time with paired particles.
-
-    Parameters
-    ----------
-    q, k
-        As in `paired_features`.
-    v
-        Values, shape `(batch, heads, n, dim_v)`.
-    positions, tilt, feature_map, key_mask
-        As in `paired_features`.
-
-    Returns
-    -------
-    Tensor
-        Shape `(batch, heads, n, dim_v)`; zero for queries that see no real key.
 
     Examples
     --------

@@ -46,13 +46,7 @@ _TASKS = (
 
 
 def transformers() -> ModuleType:
-    """Import transformers, or say how to install it.
-
-    Returns
-    -------
-    module
-        Of version 5 or later.
-    """
+    """Import transformers, or say how to install it."""
     try:
         import transformers as module
         from transformers.masking_utils import AttentionMaskInterface  # noqa: F401
@@ -65,29 +59,12 @@ def transformers() -> ModuleType:
 
 
 def is_pretrained(model: nn.Module) -> bool:
-    """Tell whether a model is one of Hugging Face transformers.
-
-    Parameters
-    ----------
-    model
-        Any model.
-
-    Returns
-    -------
-    bool
-        Without importing transformers.
-    """
+    """Tell whether a model is one of Hugging Face transformers."""
     return any(c.__name__ == "PreTrainedModel" for c in type(model).__mro__)
 
 
 def check_family(model: Any) -> None:
-    """Refuse models of transformers whose attention is something else.
-
-    Parameters
-    ----------
-    model
-        A model of transformers.
-    """
+    """Refuse models of transformers whose attention is something else."""
     kind = str(getattr(model.config, "model_type", ""))
     if kind.startswith("coulomb-"):
         raise ParameterError(
@@ -158,11 +135,6 @@ class LinearisedMPNetSelfAttention(nn.Module):
     MPNet adds a bias of the relative position to the scores, which no product of
     features of one token each can express. Learned heads are taught rows with the bias
     and have none themselves; exact heads keep it.
-
-    Parameters
-    ----------
-    attention
-        MPNet's layer, whose projections are taken over.
     """
 
     def __init__(self, attention: Any) -> None:
@@ -181,26 +153,7 @@ class LinearisedMPNetSelfAttention(nn.Module):
         output_attentions: bool = False,
         **_: Any,
     ) -> tuple[Tensor, ...]:
-        """Attend, with the arguments of MPNet's layer.
-
-        Parameters
-        ----------
-        hidden_states
-            Shape `(batch, n, dim)`.
-        attention_mask
-            As transformers makes it.
-        position_bias
-            For exact heads.
-        output_attentions
-            Whether to write out the attention matrix.
-        **_
-            Other arguments of the family's layers, which mean nothing here.
-
-        Returns
-        -------
-        tuple
-            The output and, if asked for, the matrix.
-        """
+        """Attend, with the arguments of MPNet's layer."""
         split = (self.num_attention_heads, self.attention_head_size)
         q, k, v = (
             part(hidden_states).unflatten(-1, split).transpose(1, 2)
@@ -246,18 +199,7 @@ def _config_class(base: Any) -> type[Any]:
 
 @cache
 def linearised_class(base: Any) -> Any:
-    """Make the subclass of a model class that has learned heads.
-
-    Parameters
-    ----------
-    base
-        A model class of transformers, such as `BertModel`.
-
-    Returns
-    -------
-    type
-        Its configuration carries the settings of the heads as `coulomb`.
-    """
+    """Make the subclass of a model class that has learned heads."""
     config_class = _config_class(base.config_class)
 
     def __init__(self: Any, config: Any, *arguments: Any, **options: Any) -> None:
@@ -303,22 +245,7 @@ def with_linearised_heads(
     feature_map: str,
     exact_heads: Sequence[Sequence[int]],
 ) -> Any:
-    """Copy a model of transformers into its linearised class.
-
-    Parameters
-    ----------
-    model
-        The model; it is left as it is.
-    n_features, feature_map
-        As in `LinearisedHeads`.
-    exact_heads
-        For each layer, the heads that keep softmax.
-
-    Returns
-    -------
-    model
-        Particles are zero.
-    """
+    """Copy a model of transformers into its linearised class."""
     register()
     check_family(model)
     base: Any = type(model)

@@ -30,17 +30,7 @@ _KEPT_BYTES = 3 << 27
 
 
 class KeptStates:
-    """Hidden states after every block, of as many batches as there is room for.
-
-    Parameters
-    ----------
-    stack
-        The encoder they are of.
-    batches
-        Keyword arguments of the model.
-    most_bytes
-        The room.
-    """
+    """Hidden states after every block, of as many batches as there is room for."""
 
     def __init__(
         self, stack: Stack, batches: Sequence[Batch], most_bytes: int = _KEPT_BYTES
@@ -50,13 +40,7 @@ class KeptStates:
         self._states: dict[int, list[Tensor]] = {}
 
     def add(self, states: States) -> None:
-        """Keep the states after a block, of every batch in its turn.
-
-        Parameters
-        ----------
-        states
-            From `record`, block by block from the first.
-        """
+        """Keep the states after a block, of every batch in its turn."""
         if not self._states:
             room = float(self.most_bytes)
             for number, (hidden, _) in enumerate(states):
@@ -68,18 +52,7 @@ class KeptStates:
 
     @torch.no_grad()
     def of(self, number: int) -> list[Tensor]:
-        """Give the states of a batch, or make them again.
-
-        Parameters
-        ----------
-        number
-            Which batch.
-
-        Returns
-        -------
-        list of Tensor
-            One after each block.
-        """
+        """Give the states of a batch, or make them again."""
         kept = self._states.get(number, [])
         if len(kept) == len(self.stack.blocks):
             return kept
@@ -88,18 +61,7 @@ class KeptStates:
 
 
 def as_stack(model: nn.Module) -> Stack:
-    """Find the blocks of an encoder with softmax attention.
-
-    Parameters
-    ----------
-    model
-        The encoder.
-
-    Returns
-    -------
-    Stack
-        Its blocks.
-    """
+    """Find the blocks of an encoder with softmax attention."""
     if not isinstance(model, nn.Module):
         raise ParameterTypeError(
             f"`model` must be a torch module; got {type(model).__name__}. Load a saved "
@@ -111,18 +73,7 @@ def as_stack(model: nn.Module) -> Stack:
 
 
 def text_length(model: Any, tokenizer: Any) -> int:
-    """Tell how long texts may be that are learned from.
-
-    Parameters
-    ----------
-    model, tokenizer
-        As in `linearise`.
-
-    Returns
-    -------
-    int
-        The positions of the model, at most 512.
-    """
+    """Tell how long texts may be that are learned from."""
     config = getattr(model, "config", None)
     count = int(getattr(config, "max_position_embeddings", _LONGEST))
     if getattr(config, "model_type", "") in ("roberta", "mpnet"):
@@ -132,13 +83,7 @@ def text_length(model: Any, tokenizer: Any) -> int:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Turn dropout off in the block, and every module back to its own mode after it.
-
-    Parameters
-    ----------
-    model
-        The model.
-    """
+    """Turn dropout off in the block, and every module back to its own mode after it."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
@@ -150,41 +95,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def begin_all(stack: Stack, batches: Sequence[Batch]) -> States:
-    """Call the model up to its first block, for every batch.
-
-    Parameters
-    ----------
-    stack
-        The encoder.
-    batches
-        Keyword arguments of the model.
-
-    Returns
-    -------
-    list
-        Hidden states, and what else the blocks are called with.
-    """
+    """Call the model up to its first block, for every batch."""
     return [stack.begin(batch) for batch in batches]
 
 
 @torch.no_grad()
 def record(stack: Stack, number: int, states: States) -> tuple[list[Rows], States]:
-    """Run one block on all batches, and keep what its attention compares.
-
-    Parameters
-    ----------
-    stack
-        The encoder.
-    number
-        Which block.
-    states
-        From `begin_all`, or from the block before.
-
-    Returns
-    -------
-    tuple
-        Queries, keys and values of every batch, and the states for the next block.
-    """
+    """Run one block on all batches, and keep what its attention compares."""
     rows, after = [], []
     site = stack.sites[number]
     for hidden, call in states:

@@ -86,22 +86,7 @@ class LineariseReport:
 
 @torch.no_grad()
 def cosine_with(texts: KeptStates, student: Stack, pooling: str | None) -> float:
-    """Average the cosine of an encoder's embeddings with the teacher's, over texts.
-
-    Parameters
-    ----------
-    texts
-        Texts with the teacher's hidden states.
-    student
-        The encoder, in evaluation mode.
-    pooling
-        "mean" or "first"; None is "mean".
-
-    Returns
-    -------
-    float
-        At most one.
-    """
+    """Average the cosine of an encoder's embeddings with the teacher's, over texts."""
     cosines: list[Tensor] = []
     for number, batch in enumerate(texts.batches):
         mask = student.tokens(batch)
@@ -128,25 +113,6 @@ def measure_speed(
     Hidden states of a real text are tiled to the length, so that lengths beyond the
     positions of the model can be measured too. The two take turns; the best of the
     repeats counts.
-
-    Parameters
-    ----------
-    teacher, student
-        The encoders, in evaluation mode.
-    batch
-        A batch whose first text is used.
-    lengths
-        Tokens.
-    repeats
-        How often each is timed.
-    clock
-        Tells seconds; `time.process_time` on a busy machine and one thread.
-
-    Returns
-    -------
-    dict
-        Seconds of teacher and student by length; empty where blocks need more than
-        hidden states, as MPNet's do.
     """
     first = {name: value[:1] for name, value in batch.items()}
     count = int(teacher.tokens(first).sum())

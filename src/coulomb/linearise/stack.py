@@ -49,15 +49,7 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One attention layer of an encoder.
-
-    Parameters
-    ----------
-    name
-        Its name in the model.
-    module
-        The layer.
-    """
+    """One attention layer of an encoder."""
 
     name: str
     module: nn.Module
@@ -71,18 +63,7 @@ class Site:
         raise AttributeError(f"{type(self.module).__name__} tells no number of heads")
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Make queries, keys and values.
-
-        Parameters
-        ----------
-        x
-            What the layer received, shape `(batch, n, dim)`.
-
-        Returns
-        -------
-        tuple
-            Each of shape `(batch, heads, n, head_dim)`.
-        """
+        """Make queries, keys and values."""
         module: Any = self.module
         if isinstance(module, AbstractAttention):
             return module.project(x, x, x)
@@ -98,51 +79,18 @@ class Site:
         return [getattr(self.module, name) for name in names]
 
     def split(self, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """View projections by head.
-
-        Parameters
-        ----------
-        parts
-            Three tensors of shape `(batch, n, dim)`.
-
-        Returns
-        -------
-        tuple
-            As in `project`.
-        """
+        """View projections by head."""
         shape = (*parts[0].shape[:-1], self.num_heads, -1)
         q, k, v = (part.view(shape).transpose(1, 2) for part in parts)
         return q, k, v
 
     def project_seen(self, seen: "Seen") -> tuple[Tensor, Tensor, Tensor]:
-        """Make queries, keys and values, or take those the layer has made.
-
-        Parameters
-        ----------
-        seen
-            What the layer received.
-
-        Returns
-        -------
-        tuple
-            As in `project`.
-        """
+        """Make queries, keys and values, or take those the layer has made."""
         return self.split(seen.projected) if seen.projected else self.project(seen.x)
 
 
 def is_attention(module: nn.Module) -> bool:
-    """Tell whether a module is self-attention that can be linearised.
-
-    Parameters
-    ----------
-    module
-        Any module.
-
-    Returns
-    -------
-    bool
-        True for torch's layer, ours, and that of the known families.
-    """
+    """Tell whether a module is self-attention that can be linearised."""
     if isinstance(module, AbstractAttention):
         return hasattr(module, "coulomb")
     ours_or_theirs = type(module).__module__.startswith(("transformers.", "coulomb."))
@@ -161,11 +109,6 @@ class _Reached(Exception):
 
 class Stack(nn.Module):
     """The blocks of an encoder, run one after the other.
-
-    Parameters
-    ----------
-    model
-        The encoder; one list of blocks with one attention layer each.
 
     Examples
     --------
@@ -199,19 +142,7 @@ class Stack(nn.Module):
         return bool(getattr(self.sites[0].module, "batch_first", True))
 
     def begin(self, batch: Batch) -> tuple[Tensor, Call]:
-        """Call the model up to its first block.
-
-        Parameters
-        ----------
-        batch
-            Keyword arguments of the model.
-
-        Returns
-        -------
-        tuple
-            The hidden states, shape `(batch, n, dim)` or as the blocks take them, and
-            what else the blocks are called with.
-        """
+        """Call the model up to its first block."""
 
         def stop(_: nn.Module, arguments: tuple[Any, ...], keywords: Any) -> None:
             raise _Reached(arguments, dict(keywords))
@@ -239,37 +170,13 @@ class Stack(nn.Module):
         return {name: value.to(place) for name, value in batch.items()}
 
     def run(self, number: int, hidden: Tensor, call: Call) -> Tensor:
-        """Call one block.
-
-        Parameters
-        ----------
-        number
-            Which one.
-        hidden, call
-            From `begin`, and hidden states of the block before.
-
-        Returns
-        -------
-        Tensor
-            The next hidden states.
-        """
+        """Call one block."""
         with plain_layers():
             out = self.blocks[number](hidden, *call.arguments, **call.keywords)
         return out[0] if isinstance(out, tuple) else out
 
     def look(self, number: int, hidden: Tensor, call: Call) -> tuple[Seen, Tensor]:
-        """Call one block, and keep what its attention layer received.
-
-        Parameters
-        ----------
-        number, hidden, call
-            As in `run`.
-
-        Returns
-        -------
-        tuple
-            What attention saw, and the next hidden states.
-        """
+        """Call one block, and keep what its attention layer received."""
         caught: list[Seen] = []
         made: dict[nn.Module, Tensor] = {}
         site = self.sites[number]
@@ -296,18 +203,7 @@ class Stack(nn.Module):
         return caught[0]._replace(projected=projected), after
 
     def forward(self, hidden: Tensor, call: Call) -> list[Tensor]:
-        """Call all blocks.
-
-        Parameters
-        ----------
-        hidden, call
-            From `begin`.
-
-        Returns
-        -------
-        list of Tensor
-            The hidden states after each block.
-        """
+        """Call all blocks."""
         states = []
         for number in range(len(self.blocks)):
             hidden = self.run(number, hidden, call)
@@ -315,18 +211,7 @@ class Stack(nn.Module):
         return states
 
     def tokens(self, batch: Batch) -> Tensor:
-        """Tell which tokens of a batch are real.
-
-        Parameters
-        ----------
-        batch
-            Keyword arguments of the model.
-
-        Returns
-        -------
-        Tensor
-            Shape `(batch, n)`, True = real token.
-        """
+        """Tell which tokens of a batch are real."""
         if "attention_mask" in batch:
             return self._on_device(batch)["attention_mask"].bool()
         hidden, call = self.begin(batch)
@@ -378,17 +263,6 @@ def _or_all(key_mask: Tensor | None, x: Tensor) -> Tensor:
 
 def real_tokens(mask: Tensor) -> Tensor:
     """Read the padding out of a mask of transformers.
-
-    Parameters
-    ----------
-    mask
-        Shape `(batch, n)` or `(batch, 1, 1 or n, n)`; True, 1 or an added 0 for a token
-        that is seen.
-
-    Returns
-    -------
-    Tensor
-        Shape `(batch, n)`, True = real token.
 
     Examples
     --------

@@ -34,44 +34,14 @@ class Start(NamedTuple):
 
 
 def centring_tilt(positions: Tensor, q: Tensor) -> Tensor:
-    """Choose the tilt that centres the queries, `t + mean_l u_l = mean(q) / sqrt(d)`.
-
-    Parameters
-    ----------
-    positions
-        Particles, shape `(heads, n_features, 2 dim + 2)`.
-    q
-        Queries, shape `(heads, n, dim)`.
-
-    Returns
-    -------
-    Tensor
-        Shape `(heads, dim)`.
-    """
+    """Choose the tilt that centres queries, `t + mean_l u_l = mean(q) / sqrt(d)`."""
     return q.mean(dim=1) / math.sqrt(q.shape[-1]) - mean_key_row(positions)
 
 
 def random_start(
     q: Tensor, n_features: int, *, scale: float, generator: torch.Generator
 ) -> Start:
-    """Draw Gaussian particles, the same row for queries and keys.
-
-    Parameters
-    ----------
-    q
-        Queries, shape `(heads, n, dim)`.
-    n_features
-        Particles of each head.
-    scale
-        Standard deviation of a coordinate.
-    generator
-        Draws them.
-
-    Returns
-    -------
-    Start
-        With the tilt that centres the queries.
-    """
+    """Draw Gaussian particles, the same row for queries and keys."""
     heads, _, dim = q.shape
     rows = scale * torch.randn(heads, n_features, dim, generator=generator)
     rows = rows.to(q)
@@ -83,20 +53,7 @@ def random_start(
 def orthogonal_pairs(
     heads: int, n_features: int, dim: int, *, generator: torch.Generator
 ) -> Start:
-    """Draw the particles of FAVOR+ with orthogonal blocks, the control of learning.
-
-    Parameters
-    ----------
-    heads, n_features, dim
-        The sizes.
-    generator
-        Draws them.
-
-    Returns
-    -------
-    Start
-        Equal rows for queries and keys, and no tilt in all.
-    """
+    """Draw the particles of FAVOR+ with orthogonal blocks, the control of learning."""
     law = Orthogonal(1.0)
     draws = [law.draw(n_features, dim, generator=generator) for _ in range(heads)]
     rows = torch.stack(draws)
@@ -109,20 +66,6 @@ def landmark_start(
     q: Tensor, k: Tensor, n_features: int, *, generator: torch.Generator
 ) -> Start:
     """Place particles at landmarks of the keys.
-
-    Parameters
-    ----------
-    q, k
-        Queries and keys of many tokens, shape `(heads, n, dim)`.
-    n_features
-        Particles of each head.
-    generator
-        Draws the first centres.
-
-    Returns
-    -------
-    Start
-        Particles, and the tilt that centres the queries.
 
     Examples
     --------

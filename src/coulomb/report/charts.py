@@ -21,21 +21,7 @@ class Ink(NamedTuple):
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis.
-
-    Parameters
-    ----------
-    label
-        What is measured, with its unit.
-    log
-        Whether the scale is logarithmic.
-    ticks
-        Where to label a logarithmic axis of few values; empty leaves it to the scale.
-    names
-        Of rows at 0, 1, 2, ... from the top, instead of numbers.
-    zero
-        Whether a line marks zero.
-    """
+    """One axis."""
 
     label: str
     log: bool = False
@@ -46,23 +32,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line through points, with a band.
-
-    Parameters
-    ----------
-    name
-        In the legend.
-    x, y
-        The points.
-    low, high
-        The band; empty for none.
-    notes
-        For the reader who points at a point, one each; empty for none.
-    ink
-        Colour, dash and marker.
-    line, points
-        Whether the line and the points are drawn.
-    """
+    """A line through points, with a band."""
 
     name: str
     x: Numbers
@@ -77,19 +47,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Heights over bins.
-
-    Parameters
-    ----------
-    name
-        In the legend.
-    edges
-        One more than there are heights.
-    heights
-        Of the bins.
-    ink
-        Its colour.
-    """
+    """Heights over bins."""
 
     name: str
     edges: Numbers
@@ -99,17 +57,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Field:
-    """Values over a grid, as colours.
-
-    Parameters
-    ----------
-    name
-        What the colours are.
-    x, y
-        Coordinates of the columns and of the rows.
-    z
-        Values, one tuple per row; NaN where there is none.
-    """
+    """Values over a grid, as colours."""
 
     name: str
     x: Numbers
@@ -119,21 +67,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Dots:
-    """Values of named rows, each with an interval.
-
-    Parameters
-    ----------
-    name
-        In the legend.
-    values
-        Along the horizontal axis; NaN where a row has none.
-    rows
-        Their places on the vertical axis.
-    reach
-        Half of each interval; empty for none.
-    ink
-        Colour and marker.
-    """
+    """Values of named rows, each with an interval."""
 
     name: str
     values: Numbers
@@ -147,23 +81,7 @@ Layer = Curve | Histogram | Field | Dots
 
 @dataclass(frozen=True)
 class Chart:
-    """One picture.
-
-    Parameters
-    ----------
-    key
-        Its name in files and links.
-    title
-        Above it.
-    x, y
-        The axes.
-    layers
-        What is drawn, from the bottom up.
-    caption
-        One or two sentences below it.
-    square
-        Whether both axes have the same scale.
-    """
+    """One picture."""
 
     key: str
     title: str
@@ -199,16 +117,6 @@ class Chart:
 
 def drawable(chart: Chart) -> Chart:
     """Leave out what an axis cannot show: no number, or nothing to take the log of.
-
-    Parameters
-    ----------
-    chart
-        Any chart.
-
-    Returns
-    -------
-    Chart
-        The same chart without those points, and without layers that have none left.
 
     Examples
     --------
@@ -273,16 +181,6 @@ def _pick(curve: Curve, kept: Sequence[int], log: bool) -> Curve:
 
 def numbers(values: Iterable[float | None]) -> Numbers:
     """Make a tuple of floats, with NaN for what is missing.
-
-    Parameters
-    ----------
-    values
-        Numbers or None.
-
-    Returns
-    -------
-    tuple of float
-        As many.
 
     Examples
     --------

@@ -48,27 +48,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Contents:
-    """All that the page says.
-
-    Parameters
-    ----------
-    folder
-        The name of the folder that was read.
-    lead
-        The first sentences.
-    tiles, findings
-        The summary.
-    problems, missing
-        Sentences about what could not be read, and what was not run.
-    runs
-        For the animation.
-    claims
-        The paper's claims; None if there are none.
-    sections
-        One for each experiment.
-    settings_tables
-        Settings and environment.
-    """
+    """All that the page says."""
 
     folder: str
     lead: str
@@ -82,18 +62,7 @@ class Contents:
     settings_tables: list[Table]
 
     def links(self, *, with_movie: bool) -> list[Link]:
-        """List the sections.
-
-        Parameters
-        ----------
-        with_movie
-            Whether there is an animation.
-
-        Returns
-        -------
-        list of Link
-            In the order of the page.
-        """
+        """List the sections."""
         first = [Link("summary", "Summary")]
         if with_movie:
             first.append(Link("particles", "Particles"))
@@ -104,18 +73,7 @@ class Contents:
 
 
 def arrange(results: Results) -> Contents:
-    """Decide what is on the page.
-
-    Parameters
-    ----------
-    results
-        What a folder holds.
-
-    Returns
-    -------
-    Contents
-        Everything but the pictures.
-    """
+    """Decide what is on the page."""
     sections = []
     problems = list(results.problems)
     for name in _order(results.records):

@@ -19,15 +19,7 @@ _SHOWN_PARTICLES = 400
 
 
 def draw_demo(path: Path, *, seed: int = 0) -> None:
-    """Let particles learn the paper's synthetic problem and draw what happened.
-
-    Parameters
-    ----------
-    path
-        The picture to write; its ending says the format.
-    seed
-        Of everything drawn.
-    """
+    """Let particles learn the paper's synthetic problem and draw what happened."""
     problem = make_synthetic(n_samples=600, noise=0.1)
     X, y = problem.X, problem.y
     order = np.argsort(problem.probability)[::3]

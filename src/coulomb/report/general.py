@@ -20,18 +20,7 @@ _MOST_ROWS = 500
 
 
 def general_section(records: Sequence[Record]) -> Section:
-    """Show every metric of every row.
-
-    Parameters
-    ----------
-    records
-        Of one experiment, at least one.
-
-    Returns
-    -------
-    Section
-        One table.
-    """
+    """Show every metric of every row."""
     name = clean(records[0].experiment)
     title = name.capitalize()
     tables = tuple(metric_tables(name, records))
@@ -39,20 +28,7 @@ def general_section(records: Sequence[Record]) -> Section:
 
 
 def metric_tables(name: str, records: Sequence[Record]) -> list[Table]:
-    """Tabulate every metric, averaged over the repetitions of a row.
-
-    Parameters
-    ----------
-    name
-        Of the experiment.
-    records
-        Its records.
-
-    Returns
-    -------
-    list of Table
-        One, or none without records.
-    """
+    """Tabulate every metric, averaged over the repetitions of a row."""
     if not records:
         return []
     keys = sorted({key for record in records for key in record.job})

@@ -13,13 +13,7 @@ BAND_OPACITY = 0.13
 
 
 def library() -> str:
-    """Give plotly's script, to be put on the page once.
-
-    Returns
-    -------
-    str
-        JavaScript.
-    """
+    """Give plotly's script, to be put on the page once."""
     return str(get_plotlyjs()).replace("\r\n", "\n")
 
 
@@ -28,16 +22,6 @@ def interactive(chart: Chart) -> dict[str, Any]:
 
     The legend is the page's own, so that it can be reached by keyboard; colours are
     slots of the palette, kept in `meta`, so that the page can change its theme.
-
-    Parameters
-    ----------
-    chart
-        What to draw; see `drawable`.
-
-    Returns
-    -------
-    dict
-        "data" and "layout", as plain data.
 
     Examples
     --------
@@ -74,18 +58,7 @@ def interactive(chart: Chart) -> dict[str, Any]:
 
 
 def plain_text(text: str) -> str:
-    """Keep plotly from reading tags in a text.
-
-    Parameters
-    ----------
-    text
-        Anything.
-
-    Returns
-    -------
-    str
-        What plotly shows as that text.
-    """
+    """Keep plotly from reading tags in a text."""
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 

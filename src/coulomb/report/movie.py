@@ -23,27 +23,7 @@ _SEEN_SHARE = 0.998
 
 @dataclass(frozen=True)
 class Run:
-    """The particles of one run, frame by frame.
-
-    Parameters
-    ----------
-    title
-        Of the run.
-    axes
-        What the two coordinates are.
-    radius
-        Of the domain, if it is a disc; None otherwise.
-    steps
-        Langevin steps of the frames.
-    positions
-        `(n_frames, n_particles, 2)`.
-    energy
-        Of the frames; NaN where unknown.
-    kernels
-        `(frame, matrix)`, by frame.
-    marks
-        `(n_marks, 2)`: where particles should go.
-    """
+    """The particles of one run, frame by frame."""
 
     title: str
     axes: tuple[str, str]
@@ -56,18 +36,7 @@ class Run:
 
 
 def read_runs(path: Path) -> list[Run]:
-    """Read and check a file of frames.
-
-    Parameters
-    ----------
-    path
-        `frames.json` of an experiment.
-
-    Returns
-    -------
-    list of Run
-        All that the file holds.
-    """
+    """Read and check a file of frames."""
     try:
         content = json.loads(path.read_bytes())
     except ValueError as error:
@@ -79,34 +48,12 @@ def read_runs(path: Path) -> list[Run]:
 
 
 def pack(runs: list[Run]) -> dict[str, Any]:
-    """Give the page what it needs, in few bytes.
-
-    Parameters
-    ----------
-    runs
-        What to show.
-
-    Returns
-    -------
-    dict
-        Plain data for `assets/movie.js`.
-    """
+    """Give the page what it needs, in few bytes."""
     return {"runs": [_pack(run) for run in runs]}
 
 
 def print_runs(runs: list[Run]) -> tuple[bytes, bytes]:
-    """Draw the first and the last frame of each run, its energy and its kernels.
-
-    Parameters
-    ----------
-    runs
-        What to draw; the first three are.
-
-    Returns
-    -------
-    tuple of bytes
-        The SVG and the PNG file.
-    """
+    """Draw the first and the last frame of each run, its energy and its kernels."""
     shown = runs[:_PRINTED_RUNS]
     with matplotlib.rc_context(PRINT_STYLE):
         figure = Figure(figsize=(11, 3.0 * len(shown)), layout="constrained")

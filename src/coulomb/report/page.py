@@ -26,20 +26,7 @@ _SCRIPTS = ("theme.js", "charts.js", "tables.js", "movie.js")
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
-    """Write the page of a folder of results.
-
-    Parameters
-    ----------
-    folder
-        What `coulomb reproduce --out` was given.
-    out
-        The file to write; `report.html` in the folder if None.
-
-    Returns
-    -------
-    Path
-        The page.
-    """
+    """Write the page of a folder of results."""
     contents = arrange(read_results(folder))
     total = sum(len(g.charts) for s in contents.sections for g in s.groups) + 1
     with progress_bar("drawing", total) as advance:

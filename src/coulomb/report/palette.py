@@ -48,13 +48,7 @@ PRINTED_MARKERS = ("o", "s", "D", "^", "x", "P", "*")
 
 
 def theme_styles() -> str:
-    """Write both themes as style sheet variables; `data-theme` overrules the system.
-
-    Returns
-    -------
-    str
-        A style sheet.
-    """
+    """Write both themes as style sheet variables; `data-theme` overrules the system."""
     light = _variables(LIGHT, 0)
     dark = _variables(DARK, 1)
     slots = "".join(

@@ -21,18 +21,7 @@ _ORDER = (
 
 
 def phase_a_section(records: Sequence[Record]) -> Section:
-    """Show every arm of the proof, and what learned ones have over the others.
-
-    Parameters
-    ----------
-    records
-        Of the experiment `phase-a`.
-
-    Returns
-    -------
-    Section
-        For each task a chart and a table of scores; one table of paired differences.
-    """
+    """Show every arm of the proof, and what learned ones have over the others."""
     records = [record for record in records if _is_sound(record)]
     tasks: dict[str, list[Record]] = {}
     for record in records:

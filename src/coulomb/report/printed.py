@@ -37,18 +37,7 @@ _LETTERS_PER_INCH = 14  # of the legend's font
 
 
 def printed(chart: Chart) -> tuple[bytes, bytes]:
-    """Draw a chart.
-
-    Parameters
-    ----------
-    chart
-        What to draw; see `drawable`.
-
-    Returns
-    -------
-    tuple of bytes
-        The SVG and the PNG file.
-    """
+    """Draw a chart."""
     with matplotlib.rc_context(PRINT_STYLE):
         height = _HEIGHT + (0.8 if chart.square else 0)
         height = max(height, 1.1 + 0.2 * len(chart.y.names))
@@ -73,16 +62,6 @@ def printed(chart: Chart) -> tuple[bytes, bytes]:
 def safe_text(text: str) -> str:
     r"""Keep matplotlib from reading formulas in a text.
 
-    Parameters
-    ----------
-    text
-        Anything.
-
-    Returns
-    -------
-    str
-        What matplotlib shows as that text.
-
     Examples
     --------
     >>> print(safe_text("5$ and 6$"))
@@ -92,15 +71,7 @@ def safe_text(text: str) -> str:
 
 
 def legend_below(figure: Figure, entries: list[tuple[Any, str]]) -> None:
-    """Put the legend below the axes, where it covers nothing.
-
-    Parameters
-    ----------
-    figure
-        In constrained layout.
-    entries
-        Handles and names.
-    """
+    """Put the legend below the axes, where it covers nothing."""
     if not entries:
         return
     width = float(figure.get_figwidth())
@@ -117,18 +88,7 @@ def legend_below(figure: Figure, entries: list[tuple[Any, str]]) -> None:
 
 
 def save(figure: Figure) -> tuple[bytes, bytes]:
-    """Write a figure to memory.
-
-    Parameters
-    ----------
-    figure
-        Any figure.
-
-    Returns
-    -------
-    tuple of bytes
-        The SVG and the PNG file.
-    """
+    """Write a figure to memory."""
     files = []
     with warnings.catch_warnings():
         # A name may hold letters that the font does not; boxes are better than nothing.

@@ -12,21 +12,7 @@ from coulomb.report.movie import Run, read_runs
 
 @dataclass(frozen=True)
 class Results:
-    """What a folder holds.
-
-    Parameters
-    ----------
-    folder
-        Where it was read.
-    records
-        By experiment; none is empty.
-    runs
-        For the animation.
-    theory
-        Numbers of the theory's verbs, by the name of their file.
-    problems
-        One sentence for each thing that could not be read.
-    """
+    """What a folder holds."""
 
     folder: Path
     records: dict[str, list[Record]]
@@ -36,19 +22,7 @@ class Results:
 
 
 def read_results(folder: Path) -> Results:
-    """Read every experiment of a folder.
-
-    Parameters
-    ----------
-    folder
-        What `coulomb reproduce --out` was given. Files that `--json` of `coulomb
-        meanfield` and `coulomb deviations` wrote may lie in it or one level below.
-
-    Returns
-    -------
-    Results
-        All that could be read, and sentences about the rest.
-    """
+    """Read every experiment of a folder."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ParameterError(

@@ -66,18 +66,6 @@ class Row(NamedTuple):
 def clean(text: object, longest: int = LONGEST_NAME) -> str:
     r"""Make a name of a record fit to show: one line, not too long, no control codes.
 
-    Parameters
-    ----------
-    text
-        Anything that a record may hold.
-    longest
-        Letters kept.
-
-    Returns
-    -------
-    str
-        Printable.
-
     Examples
     --------
     >>> clean("a\x00b\nc"), clean(0.5), clean("x" * 99, 5)
@@ -91,16 +79,6 @@ def clean(text: object, longest: int = LONGEST_NAME) -> str:
 def slug(name: object) -> str:
     """Make a name fit for links and files.
 
-    Parameters
-    ----------
-    name
-        Anything that a record may hold.
-
-    Returns
-    -------
-    str
-        Small letters, digits and hyphens.
-
     Examples
     --------
     >>> slug('<b>"Our" text')
@@ -113,20 +91,7 @@ def slug(name: object) -> str:
 
 
 def row_of(record: Record, shared: Collection[str]) -> Row:
-    """Say which row a record belongs to.
-
-    Parameters
-    ----------
-    record
-        Any record.
-    shared
-        Entries of the job that do not name a row, such as what an axis shows.
-
-    Returns
-    -------
-    Row
-        The rest.
-    """
+    """Say which row a record belongs to."""
     job = record.job
     others = sorted(set(job) - _NAMING - _SEEDS - set(shared))
     return Row(
@@ -140,20 +105,7 @@ def row_of(record: Record, shared: Collection[str]) -> Row:
 def by_row(
     records: Iterable[Record], shared: Collection[str]
 ) -> dict[Row, list[Record]]:
-    """Sort records into rows, in their first order.
-
-    Parameters
-    ----------
-    records
-        Of one experiment.
-    shared
-        See `row_of`.
-
-    Returns
-    -------
-    dict
-        Records by row: methods first, each followed by its controls.
-    """
+    """Sort records into rows, in their first order."""
     rows: dict[Row, list[Record]] = {}
     for record in records:
         rows.setdefault(row_of(record, shared), []).append(record)
@@ -161,69 +113,23 @@ def by_row(
 
 
 def varying(records: Iterable[Record], keys: Iterable[str]) -> list[str]:
-    """List those of the keys that take several values.
-
-    Parameters
-    ----------
-    records
-        Of one experiment.
-    keys
-        Entries of a job.
-
-    Returns
-    -------
-    list of str
-        A part of `keys`.
-    """
+    """List those of the keys that take several values."""
     seen = [record.job for record in records]
     return [key for key in keys if len({repr(job.get(key)) for job in seen}) > 1]
 
 
 def metric(name: str) -> Value:
-    """Read a metric of a record, if it is there and a number.
-
-    Parameters
-    ----------
-    name
-        Of the metric.
-
-    Returns
-    -------
-    Callable
-        From record to number or None.
-    """
+    """Read a metric of a record, if it is there and a number."""
     return lambda record: as_number(record.metrics.get(name))
 
 
 def seconds(name: str) -> Value:
-    """Read a time of a record, if it is there and a number.
-
-    Parameters
-    ----------
-    name
-        Of the time.
-
-    Returns
-    -------
-    Callable
-        From record to number or None.
-    """
+    """Read a time of a record, if it is there and a number."""
     return lambda record: as_number(record.seconds.get(name))
 
 
 def as_number(value: Any) -> float | None:
-    """Take numbers only: records may hold anything.
-
-    Parameters
-    ----------
-    value
-        Anything.
-
-    Returns
-    -------
-    float or None
-        A finite number, or None.
-    """
+    """Take numbers only: records may hold anything."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
@@ -231,16 +137,6 @@ def as_number(value: Any) -> float | None:
 
 def estimate(values: Iterable[float | None]) -> Estimate | None:
     """Average over trials what is known.
-
-    Parameters
-    ----------
-    values
-        One for each trial; None is left out.
-
-    Returns
-    -------
-    Estimate or None
-        None if there are no values.
 
     Examples
     --------
@@ -254,22 +150,7 @@ def estimate(values: Iterable[float | None]) -> Estimate | None:
 def estimates(
     records: Iterable[Record], key: str, value: Value
 ) -> dict[float, Estimate]:
-    """Average over trials at every place of an axis.
-
-    Parameters
-    ----------
-    records
-        Of one row.
-    key
-        The entry of the job that the axis shows.
-    value
-        What is averaged.
-
-    Returns
-    -------
-    dict
-        Estimates by place, in order.
-    """
+    """Average over trials at every place of an axis."""
     found: dict[float, list[float | None]] = {}
     for record in records:
         place = as_number(record.job.get(key))
@@ -282,24 +163,7 @@ def estimates(
 def curve(
     name: str, points: Mapping[float, Estimate], ink: Ink, unit: str = ""
 ) -> Curve:
-    """Make a line of estimates, with a band of two standard errors.
-
-    Parameters
-    ----------
-    name
-        In the legend.
-    points
-        Estimates by place.
-    ink
-        Its look.
-    unit
-        Behind the numbers that a reader points at.
-
-    Returns
-    -------
-    Curve
-        With a note for every point.
-    """
+    """Make a line of estimates, with a band of two standard errors."""
     spread = [
         0.0 if math.isnan(p.standard_error) else 2 * p.standard_error
         for p in points.values()
@@ -320,18 +184,7 @@ def curve(
 
 
 def row_inks(rows: Iterable[Row]) -> dict[Row, Ink]:
-    """Give every row its look: colour for the method, dash for variant and control.
-
-    Parameters
-    ----------
-    rows
-        Of one figure.
-
-    Returns
-    -------
-    dict
-        From row to ink; no two of the first 32 share colour and dash.
-    """
+    """Give every row its look: colour for the method, dash for variant and control."""
     inks: dict[Row, Ink] = {}
     families: dict[str, list[Any]] = {}
     free = [(slot, dash) for dash in range(4) for slot in range(8)]

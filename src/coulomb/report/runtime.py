@@ -17,18 +17,7 @@ _SIZE = ("n_samples", Axis("number of samples n", log=True))
 
 
 def runtime_section(records: Sequence[Record]) -> Section:
-    """Show seconds against the number of samples, ours beside the published ones.
-
-    Parameters
-    ----------
-    records
-        Of the experiment `runtime`.
-
-    Returns
-    -------
-    Section
-        Charts and tables.
-    """
+    """Show seconds against the number of samples, ours beside the published ones."""
     plain = [record for record in records if not record.job.get("control")]
     rows = by_row(plain, COMMON)
     ours = sweep(

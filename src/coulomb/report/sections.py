@@ -23,17 +23,7 @@ from coulomb.report.tables import Table, harmless
 
 @dataclass(frozen=True)
 class Group:
-    """Charts that share a legend.
-
-    Parameters
-    ----------
-    title
-        Above them; empty for none.
-    charts
-        Side by side where there is room.
-    shared
-        Whether one legend serves all, or each has its own.
-    """
+    """Charts that share a legend."""
 
     title: str
     charts: tuple[Chart, ...]
@@ -42,23 +32,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Section:
-    """One part of the page.
-
-    Parameters
-    ----------
-    key
-        Its name in links.
-    title
-        Its heading.
-    link
-        A word or two for the list of sections.
-    intro
-        Paragraphs.
-    groups
-        Of charts.
-    tables
-        Below them.
-    """
+    """One part of the page."""
 
     key: str
     title: str
@@ -91,20 +65,7 @@ class Picture(NamedTuple):
 
 
 def draw(chart: Chart, *, own_legend: bool) -> Picture:
-    """Draw a chart in all its forms.
-
-    Parameters
-    ----------
-    chart
-        What to draw.
-    own_legend
-        Whether the legend stands with the chart.
-
-    Returns
-    -------
-    Picture
-        Interactive, printed and as numbers.
-    """
+    """Draw a chart in all its forms."""
     chart = drawable(chart)
     svg, png = printed(chart)
     return Picture(
@@ -122,18 +83,7 @@ def draw(chart: Chart, *, own_legend: bool) -> Picture:
 
 
 def legend_of(charts: Iterable[Chart]) -> list[LegendEntry]:
-    """List what can be switched on and off in a group of charts.
-
-    Parameters
-    ----------
-    charts
-        Of one group.
-
-    Returns
-    -------
-    list of LegendEntry
-        Every name once, with its first look.
-    """
+    """List what can be switched on and off in a group of charts."""
     entries: dict[str, LegendEntry] = {}
     for chart in charts:
         for layer in drawable(chart).layers:
@@ -144,16 +94,6 @@ def legend_of(charts: Iterable[Chart]) -> list[LegendEntry]:
 
 def chart_numbers(chart: Chart) -> str:
     """Write the numbers behind a chart as comma-separated values.
-
-    Parameters
-    ----------
-    chart
-        Any chart.
-
-    Returns
-    -------
-    str
-        One line for each point, bin or cell.
 
     Examples
     --------

@@ -46,28 +46,7 @@ def sweep(
     *,
     bayes: bool = False,
 ) -> Chart:
-    """Chart every row along an entry of the jobs.
-
-    Parameters
-    ----------
-    key, title
-        Of the chart.
-    x
-        The entry and its axis.
-    y
-        The other axis.
-    rows
-        Records by row.
-    value
-        What is shown of a record.
-    bayes
-        Whether the best possible accuracy is drawn too.
-
-    Returns
-    -------
-    Chart
-        Without layers if no record has the value.
-    """
+    """Chart every row along an entry of the jobs."""
     place, axis = x
     unit = " s" if y.label.endswith("seconds") else ""
     layers = []
@@ -93,28 +72,7 @@ def score_table(
     better: int = 1,
     common: Collection[str] = COMMON,
 ) -> Table:
-    """Tabulate means: one row for each method, one column for each place of an axis.
-
-    Parameters
-    ----------
-    key, caption
-        Of the table.
-    records
-        Of one experiment.
-    x
-        The entry of the job and its letter.
-    value
-        What is averaged.
-    better
-        See `Column`.
-    common
-        Entries of the jobs that do not tell rows apart.
-
-    Returns
-    -------
-    Table
-        With the best marked, and the best possible as its last row.
-    """
+    """Tabulate means: one row for each method, one column for each place of an axis."""
     place, letter = x
     rows = by_row(records, common)
     found = {row: estimates(part, place, value) for row, part in rows.items()}
@@ -147,22 +105,7 @@ def score_table(
 def difference_table(
     key: str, caption: str, records: Sequence[Record], *, by_noise: bool
 ) -> Table:
-    """Tabulate learned minus its controls and minus fixed features, paired by trial.
-
-    Parameters
-    ----------
-    key, caption
-        Of the table.
-    records
-        Of one experiment.
-    by_noise
-        A column for each noise level, or one for all.
-
-    Returns
-    -------
-    Table
-        A row for each learned row and rival.
-    """
+    """Tabulate learned minus its controls and minus fixed features, paired by trial."""
     learned = [r for r in records if _is(r, "langevin", None)]
     levels = sorted({s for r in learned if (s := place_of(r, "noise")) is not None})
     columns: list[Column] = [
@@ -193,18 +136,7 @@ def difference_table(
 
 
 def by_constants(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Split records by whose constants they use.
-
-    Parameters
-    ----------
-    records
-        Of one experiment.
-
-    Returns
-    -------
-    dict
-        The paper's first.
-    """
+    """Split records by whose constants they use."""
     parts: dict[str, list[Record]] = {}
     for record in records:
         name = clean(record.job.get("constants") or "other")
@@ -214,54 +146,17 @@ def by_constants(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def whose(constants: str) -> str:
-    """Say whose constants they are, as a title.
-
-    Parameters
-    ----------
-    constants
-        "paper", "default" or another name.
-
-    Returns
-    -------
-    str
-        Words.
-    """
+    """Say whose constants they are, as a title."""
     return _WHOSE.get(constants, constants)
 
 
 def whose_short(constants: str) -> str:
-    """Say whose constants they are, in a table.
-
-    Parameters
-    ----------
-    constants
-        "paper", "default" or another name.
-
-    Returns
-    -------
-    str
-        One word.
-    """
+    """Say whose constants they are, in a table."""
     return {"paper": "paper’s", "default": "ours"}.get(constants, constants or "–")
 
 
 def averaged(point: Estimate | None, *, signed: bool = False, digits: int = 3) -> Cell:
-    """Show a mean with its standard error.
-
-    Parameters
-    ----------
-    point
-        The mean; None leaves the cell empty.
-    signed
-        Whether it is a difference: with its sign, and coloured if it is distinct.
-    digits
-        Behind the point.
-
-    Returns
-    -------
-    Cell
-        The mean, and the error in small print.
-    """
+    """Show a mean with its standard error."""
     if point is None or not point.n:
         return number(None)
     known = not math.isnan(point.standard_error)
@@ -278,16 +173,6 @@ def averaged(point: Estimate | None, *, signed: bool = False, digits: int = 3) -
 def tick(value: float) -> str:
     """Write a place of an axis: powers of ten as such, others plainly.
 
-    Parameters
-    ----------
-    value
-        Any number.
-
-    Returns
-    -------
-    str
-        Few letters.
-
     Examples
     --------
     >>> tick(1e-5), tick(0.1), tick(200.0), tick(10000.0)
@@ -300,20 +185,7 @@ def tick(value: float) -> str:
 
 
 def place_of(record: Record, key: str) -> float | None:
-    """Read a number of a job.
-
-    Parameters
-    ----------
-    record
-        Any record.
-    key
-        The entry.
-
-    Returns
-    -------
-    float or None
-        None if it is not a number.
-    """
+    """Read a number of a job."""
     return as_number(record.job.get(key))
 
 

@@ -52,18 +52,7 @@ _SCORES: tuple[tuple[str, str, Axis, Value, bool], ...] = (
 
 
 def noise_section(records: Sequence[Record]) -> Section:
-    """Show accuracy, F1 and runtime against the noise, whose constants apart.
-
-    Parameters
-    ----------
-    records
-        Of the experiment `noise`.
-
-    Returns
-    -------
-    Section
-        Charts and tables.
-    """
+    """Show accuracy, F1 and runtime against the noise, whose constants apart."""
     groups, tables = [], []
     for title, key, part in _variants(records):
         for constants, chosen in by_constants(part).items():
@@ -112,18 +101,7 @@ def noise_section(records: Sequence[Record]) -> Section:
 
 
 def strength_section(records: Sequence[Record]) -> Section:
-    """Show accuracy against the noise for each strength of the repulsion.
-
-    Parameters
-    ----------
-    records
-        Of the experiment `strength`.
-
-    Returns
-    -------
-    Section
-        Charts and tables.
-    """
+    """Show accuracy against the noise for each strength of the repulsion."""
     groups = []
     plain = [record for record in records if not record.job.get("control")]
     for constants, chosen in by_constants(plain).items():
@@ -171,18 +149,7 @@ def strength_section(records: Sequence[Record]) -> Section:
 
 
 def budget_section(records: Sequence[Record]) -> Section:
-    """Show accuracy against the number of features.
-
-    Parameters
-    ----------
-    records
-        Of the experiment `budget`.
-
-    Returns
-    -------
-    Section
-        Charts and tables.
-    """
+    """Show accuracy against the number of features."""
     in_text = [record for record in records if "task" in record.job]
     records = [record for record in records if "task" not in record.job]
     groups, tables = [], []

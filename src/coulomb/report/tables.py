@@ -11,21 +11,7 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry.
-
-    Parameters
-    ----------
-    text
-        As shown.
-    value
-        To sort and to save by; None for a text or for nothing.
-    best
-        Whether it is the best of its column.
-    detail
-        Small print behind the text, such as a standard error.
-    tone
-        A word for the style sheet, such as a verdict; empty for none.
-    """
+    """One entry."""
 
     text: str
     value: float | None = None
@@ -36,19 +22,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """One column.
-
-    Parameters
-    ----------
-    header
-        Above it.
-    numeric
-        Whether it holds numbers.
-    better
-        +1 if larger is better, -1 if smaller, 0 if neither.
-    wide
-        Whether it holds sentences.
-    """
+    """One column."""
 
     header: str
     numeric: bool = True
@@ -58,21 +32,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A caption, columns and rows; the first column names the row.
-
-    Parameters
-    ----------
-    key
-        Its name in files and links.
-    caption
-        What it shows.
-    columns
-        From left to right.
-    rows
-        As many cells each as there are columns.
-    note
-        Small print below it.
-    """
+    """A caption, columns and rows; the first column names the row."""
 
     key: str
     caption: str
@@ -94,20 +54,6 @@ class Table:
 def number(value: float | None, *, digits: int = 3, detail: str = "") -> Cell:
     """Make a cell of a number.
 
-    Parameters
-    ----------
-    value
-        The number; None or NaN leave the cell empty.
-    digits
-        Behind the point for numbers below a hundred or so.
-    detail
-        Small print.
-
-    Returns
-    -------
-    Cell
-        Shown with few digits, saved with all.
-
     Examples
     --------
     >>> number(0.71234).text, number(12345.6).text, number(None).text
@@ -120,18 +66,6 @@ def number(value: float | None, *, digits: int = 3, detail: str = "") -> Cell:
 
 def show(value: float, digits: int = 3) -> str:
     """Write a number with as many digits as a reader wants.
-
-    Parameters
-    ----------
-    value
-        A finite number.
-    digits
-        Behind the point for numbers between 0.01 and 100.
-
-    Returns
-    -------
-    str
-        Plain or with a power of ten.
 
     Examples
     --------
@@ -147,20 +81,7 @@ def show(value: float, digits: int = 3) -> str:
 
 
 def text(words: str, *, tone: str = "") -> Cell:
-    """Make a cell of words.
-
-    Parameters
-    ----------
-    words
-        What it says.
-    tone
-        A word for the style sheet.
-
-    Returns
-    -------
-    Cell
-        Without a value.
-    """
+    """Make a cell of words."""
     return Cell(words, tone=tone)
 
 
@@ -169,18 +90,6 @@ def mark_best(table: Table, *, within: Sequence[int] | None = None) -> Table:
 
     Values that round to the same text as the best are marked too: the table does not
     tell them apart.
-
-    Parameters
-    ----------
-    table
-        Any table.
-    within
-        The rows that take part; None for all.
-
-    Returns
-    -------
-    Table
-        With `best` set.
 
     Examples
     --------
@@ -211,16 +120,6 @@ def _saved(cell: Cell) -> str:
 
 def harmless(words: str) -> str:
     """Keep spreadsheets from running a cell that starts like a formula.
-
-    Parameters
-    ----------
-    words
-        A text of a cell.
-
-    Returns
-    -------
-    str
-        The same with an apostrophe before it, if it starts so.
 
     Examples
     --------

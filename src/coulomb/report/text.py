@@ -60,18 +60,7 @@ _COLUMNS: tuple[tuple[Value, str, int, str], ...] = (
 
 
 def text_section(records: Sequence[Record]) -> Section:
-    """Show every row of the paper's tables, its controls, and bags of words.
-
-    Parameters
-    ----------
-    records
-        Of the experiment `text`.
-
-    Returns
-    -------
-    Section
-        Charts and a table for each task.
-    """
+    """Show every row of the paper's tables, its controls, and bags of words."""
     tasks: dict[str, list[Record]] = {}
     for record in records:
         tasks.setdefault(clean(record.job.get("task") or "text"), []).append(record)
@@ -104,18 +93,7 @@ def text_section(records: Sequence[Record]) -> Section:
 
 
 def show_heads(records: Sequence[Record]) -> tuple[list[Group], list[Table]]:
-    """Show accuracy in attention against the number of particles of a head.
-
-    Parameters
-    ----------
-    records
-        Of the experiment `budget`, those with a task.
-
-    Returns
-    -------
-    tuple
-        Charts and a table for each task.
-    """
+    """Show accuracy in attention against the number of particles of a head."""
     tasks: dict[str, list[Record]] = {}
     for record in records:
         tasks.setdefault(clean(record.job.get("task")), []).append(record)

@@ -22,21 +22,7 @@ _GREEN, _GREY = "#009E73", "#666666"
 def draw_meanfield(
     path: Path, grid: AbstractGrid, rest: Equilibrium, flow: Flow, gap: GapCurve
 ) -> None:
-    """Draw the density in time with particles on top, the free energy and the gap.
-
-    Parameters
-    ----------
-    path
-        The picture to write; its ending says the format.
-    grid
-        Where the density lives.
-    rest
-        The equilibrium.
-    flow
-        The density in time.
-    gap
-        Particles against the density.
-    """
+    """Draw the density in time with particles on top, the free energy and the gap."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 3.6), layout="constrained")
         density, energy, distance = figure.subplots(1, 3)
@@ -50,17 +36,7 @@ def draw_meanfield(
 
 
 def draw_deviations(path: Path, curve: DeviationCurve, energy: FreeEnergyCurve) -> None:
-    """Draw log-probabilities against the speed, and the free energy of N particles.
-
-    Parameters
-    ----------
-    path
-        The picture to write; its ending says the format.
-    curve
-        Measured and predicted deviations.
-    energy
-        Measured free energies and their limit.
-    """
+    """Draw log-probabilities against the speed, and the free energy of N particles."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9, 3.6), layout="constrained")
         left, right = figure.subplots(1, 2)

@@ -24,21 +24,7 @@ _SHOWN_TIMES = 5
 
 
 def meanfield_charts(key: str, data: Mapping[str, Any]) -> list[Chart]:
-    """Chart the density in time with particles on top, the free energy and the gap.
-
-    Parameters
-    ----------
-    key
-        Start of the charts' names.
-    data
-        "points", "equilibrium", "flow" and "gap", as `coulomb meanfield --json`
-        writes them.
-
-    Returns
-    -------
-    list of Chart
-        Three.
-    """
+    """Chart the density in time with particles on top, the free energy and the gap."""
     try:
         points = np.array(data["points"], dtype=np.float64)
         draw = _density_on_line if points.shape[1] == 1 else _density_in_plane
@@ -55,20 +41,7 @@ def meanfield_charts(key: str, data: Mapping[str, Any]) -> list[Chart]:
 
 
 def deviation_charts(key: str, data: Mapping[str, Any]) -> list[Chart]:
-    """Chart log-probabilities against the speed, and the free energy against N.
-
-    Parameters
-    ----------
-    key
-        Start of the charts' names.
-    data
-        "deviations" and "free_energy", as `coulomb deviations --json` writes them.
-
-    Returns
-    -------
-    list of Chart
-        Two.
-    """
+    """Chart log-probabilities against the speed, and the free energy against N."""
     try:
         return [
             _rarity(key, data["deviations"]),

@@ -39,22 +39,7 @@ def theory_sections(
     records: Mapping[str, Sequence[Record]],
     problems: list[str],
 ) -> list[Section]:
-    """Chart the numbers of the theory's verbs, and tabulate their records.
-
-    Parameters
-    ----------
-    theory
-        Numbers by the name of their file.
-    records
-        By experiment.
-    problems
-        Receives a sentence for each file that lacks a part.
-
-    Returns
-    -------
-    list of Section
-        At most one for each verb.
-    """
+    """Chart the numbers of the theory's verbs, and tabulate their records."""
     sections = []
     for key, part, title, link, intro, make in _PARTS:
         groups = []

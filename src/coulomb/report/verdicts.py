@@ -93,20 +93,7 @@ class ClaimsView(NamedTuple):
 def view_claims(
     records: Mapping[str, Sequence[Record]], problems: list[str]
 ) -> ClaimsView | None:
-    """Hold the claims against the records.
-
-    Parameters
-    ----------
-    records
-        By experiment.
-    problems
-        Receives a sentence if the records cannot be judged.
-
-    Returns
-    -------
-    ClaimsView or None
-        None if there are no claims.
-    """
+    """Hold the claims against the records."""
     results = _judge(records, problems)
     if not results:
         return None

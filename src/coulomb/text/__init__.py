@@ -8,8 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from coulomb.attention.encoder.batches import TokenBatch, padded_logits
+    from coulomb.attention.encoder.packed import PackedHeads, packed_logits
     from coulomb.text.baselines import bag_of_words_baseline
-    from coulomb.text.batches import TokenBatch, padded_logits
     from coulomb.text.classifier import TextClassifier
     from coulomb.text.corpora import Corpus, Split, build_corpus, read_corpus
     from coulomb.text.diagnosing import diagnose_run
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
         entity_metrics,
         word_metrics,
     )
-    from coulomb.text.packed import PackedHeads, packed_logits
     from coulomb.text.predictor import Predictor
     from coulomb.text.running import load_data, resume_folder, train_in_folder
     from coulomb.text.runs import list_runs
@@ -29,36 +29,36 @@ if TYPE_CHECKING:
     from coulomb.text.variants import PAPER_ROWS, VARIANTS
 
 _HOMES = {
-    "PAPER_ROWS": "variants",
-    "PRESETS": "settings",
-    "TASKS": "tasks",
-    "VARIANTS": "variants",
-    "Corpus": "corpora",
-    "PackedHeads": "packed",
-    "Predictor": "predictor",
-    "Split": "corpora",
-    "TextClassifier": "classifier",
-    "TextSettings": "settings",
-    "TokenBatch": "batches",
-    "Vocabulary": "tokens",
-    "bag_of_words_baseline": "baselines",
-    "build_corpus": "corpora",
-    "classification_metrics": "metrics",
-    "diagnose_run": "diagnosing",
-    "entity_metrics": "metrics",
-    "list_runs": "runs",
-    "load_data": "running",
-    "load_task": "tasks",
-    "packed_logits": "packed",
-    "padded_logits": "batches",
-    "preset": "settings",
-    "read_corpus": "corpora",
-    "read_vocabulary": "tokens",
-    "resume_folder": "running",
-    "train": "training",
-    "train_in_folder": "running",
-    "train_vocabulary": "tokens",
-    "word_metrics": "metrics",
+    "PAPER_ROWS": "text.variants",
+    "PRESETS": "text.settings",
+    "TASKS": "text.tasks",
+    "VARIANTS": "text.variants",
+    "Corpus": "text.corpora",
+    "PackedHeads": "attention.encoder.packed",
+    "Predictor": "text.predictor",
+    "Split": "text.corpora",
+    "TextClassifier": "text.classifier",
+    "TextSettings": "text.settings",
+    "TokenBatch": "attention.encoder.batches",
+    "Vocabulary": "text.tokens",
+    "bag_of_words_baseline": "text.baselines",
+    "build_corpus": "text.corpora",
+    "classification_metrics": "text.metrics",
+    "diagnose_run": "text.diagnosing",
+    "entity_metrics": "text.metrics",
+    "list_runs": "text.runs",
+    "load_data": "text.running",
+    "load_task": "text.tasks",
+    "packed_logits": "attention.encoder.packed",
+    "padded_logits": "attention.encoder.batches",
+    "preset": "text.settings",
+    "read_corpus": "text.corpora",
+    "read_vocabulary": "text.tokens",
+    "resume_folder": "text.running",
+    "train": "text.training",
+    "train_in_folder": "text.running",
+    "train_vocabulary": "text.tokens",
+    "word_metrics": "text.metrics",
 }
 
 __all__ = [
@@ -97,7 +97,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(import_module(f"coulomb.text.{_HOMES[name]}"), name)
+        return getattr(import_module(f"coulomb.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'coulomb.text' has no attribute {name!r}")
 
 

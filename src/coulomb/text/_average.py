@@ -17,13 +17,6 @@ class RunningAverage:
     With memory `T`, in steps, what is `t` steps ago has the weight `exp(-t / T)`; near
     the start the average is over the few steps there are.
 
-    Parameters
-    ----------
-    model
-        Its parameters that want a gradient are averaged.
-    memory
-        `T`; zero for no average.
-
     Examples
     --------
     >>> model = nn.Linear(1, 1, bias=False)
@@ -49,24 +42,12 @@ class RunningAverage:
         self.restart(0)
 
     def restart(self, step: int) -> None:
-        """Forget everything but the present weights.
-
-        Parameters
-        ----------
-        step
-            How many steps were made.
-        """
+        """Forget everything but the present weights."""
         self._begun = step
         self._averages = {n: p.detach().clone() for n, p in self._parameters.items()}
 
     def add(self, step: int) -> None:
-        """Take the present weights into the average, if it is their turn.
-
-        Parameters
-        ----------
-        step
-            How many steps were made.
-        """
+        """Take the present weights into the average, if it is their turn."""
         if not self._averages or step % self.every:
             return
         made = step - self._begun
@@ -93,26 +74,14 @@ class RunningAverage:
                 parameter.copy_(values[name])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Give what a checkpoint needs.
-
-        Returns
-        -------
-        dict
-            The averages themselves by name, and when they were begun.
-        """
+        """Give what a checkpoint needs."""
         if not self._averages:
             return {}
         begun = torch.tensor(self._begun)
         return {**self._averages, "begun": begun}
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from a checkpoint.
-
-        Parameters
-        ----------
-        tensors
-            What `tensors` gave.
-        """
+        """Go on from a checkpoint."""
         for name, average in self._averages.items():
             average.copy_(tensors[name])
         if self._averages:

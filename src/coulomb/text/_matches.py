@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from coulomb._support.streams import make_generator
-from coulomb.attention._evaluation import ParticleLayers
-from coulomb.attention.layers import KernelAttention
-from coulomb.attention.matches import (
+from coulomb.attention.align.model_as_function import ParticleLayers
+from coulomb.attention.align.pair_start import (
     DRAWN,
     MatchChoice,
     MatchTest,
@@ -18,9 +17,10 @@ from coulomb.attention.matches import (
     in_words,
     judge_norms,
 )
-from coulomb.text._packed_layout import make_layout
-from coulomb.text._setup import ALIGN, Setup
-from coulomb.text.packed import _layers, _parts
+from coulomb.attention.encoder.layout import make_layout
+from coulomb.attention.encoder.packed import _layers, _parts
+from coulomb.attention.layers.kernel import KernelAttention
+from coulomb.text.setup import ALIGN, Setup
 
 # Norms that labels choose among, as multiples of the drawn ones.
 FACTORS = (1.0, 2.0, 4.0, 8.0)
@@ -48,13 +48,7 @@ class MatchStart(NamedTuple):
         return
 
     def sentence(self) -> str:
-        """Say it in words.
-
-        Returns
-        -------
-        str
-            One sentence, with a space at the end.
-        """
+        """Say it in words."""
         if self.choice is None:
             return "Particles began blind to the part of a pair. "
         told = in_words(self.choice)
@@ -62,54 +56,19 @@ class MatchStart(NamedTuple):
 
 
 def sees_parts(setup: Setup) -> bool:
-    """Say whether there are pairs, whose encoder sees which text a token is from.
-
-    Parameters
-    ----------
-    setup
-        The model and its data.
-
-    Returns
-    -------
-    bool
-        Whether particles can be blind to that.
-    """
+    """Say whether there are pairs, whose encoder sees which text a token is from."""
     pairs = setup.rows["train"].parts is not None
     return pairs and setup.settings.positions == "parts"
 
 
 def may_choose(setup: Setup) -> bool:
-    """Say whether labels choose the norms of particles that are blind to the part.
-
-    Parameters
-    ----------
-    setup
-        The model and its data.
-
-    Returns
-    -------
-    bool
-        Whether they are asked, and are of enough pairs.
-    """
+    """Say whether labels choose the norms of particles that are blind to the part."""
     asked = setup.settings.align_start == "chosen" and sees_parts(setup)
     return asked and len(setup.rows["train"]) >= ENOUGH
 
 
 def match_start(setup: Setup, factor: float) -> Tensor:
-    """Turn the particles of all layers until they do not see the part.
-
-    Parameters
-    ----------
-    setup
-        The model, which is left as it is, and its data.
-    factor
-        Of the norms; `DRAWN` leaves the particles alone.
-
-    Returns
-    -------
-    Tensor
-        Shape `(layers, heads, n_particles, dim)`.
-    """
+    """Turn the particles of all layers until they do not see the part."""
     drawn = ParticleLayers.find(setup.model).read(setup.model)
     if factor == DRAWN:
         return drawn
@@ -119,55 +78,20 @@ def match_start(setup: Setup, factor: float) -> Tensor:
 
 
 def choose_matches(setup: Setup) -> MatchStart:
-    """Let the labels choose how closely words must agree.
-
-    Parameters
-    ----------
-    setup
-        The model, which is left as it is, and its data.
-
-    Returns
-    -------
-    MatchStart
-        For all layers.
-    """
+    """Let the labels choose how closely words must agree."""
     choice = choose_norm(*look_across(setup))
     return MatchStart(match_start(setup, choice.factor), choice)
 
 
 def judge_matches(setup: Setup, n_shuffles: int) -> MatchTest:
-    """Compare what the labels choose with what shuffled labels choose.
-
-    Parameters
-    ----------
-    setup
-        The model, which is left as it is, and its data.
-    n_shuffles
-        How often the labels are shuffled.
-
-    Returns
-    -------
-    MatchTest
-        The choice is that of `choose_matches`.
-    """
+    """Compare what the labels choose with what shuffled labels choose."""
     shares, labels = look_across(setup)
     seed = make_generator(setup.settings.seed, ALIGN).initial_seed()
     return judge_norms(shares, labels, n_shuffles=n_shuffles, seed=seed)
 
 
 def look_across(setup: Setup) -> tuple[dict[float, Tensor], Tensor]:
-    """See how much attention of the first layer is paid to the other text.
-
-    Parameters
-    ----------
-    setup
-        The model, which is left as it is, and its data.
-
-    Returns
-    -------
-    tuple
-        `crossing` of pairs by the factor of the norms, and the labels of the pairs.
-    """
+    """See how much attention of the first layer is paid to the other text."""
     model, rows = setup.model, setup.rows["train"]
     attention = _layers(model)[0].attention
     assert isinstance(attention, KernelAttention)

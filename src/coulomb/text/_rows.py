@@ -12,20 +12,7 @@ Rows = tuple[Sequence[Any], Sequence[Any]]
 
 
 def checked_rows(part: str, rows: Rows) -> Rows:
-    """Check that texts are texts and that each has its label.
-
-    Parameters
-    ----------
-    part
-        The name of the rows, for messages.
-    rows
-        Texts and labels.
-
-    Returns
-    -------
-    tuple
-        The same as plain data.
-    """
+    """Check that texts are texts and that each has its label."""
     texts, labels = list(rows[0]), list(rows[1])
     if len(texts) != len(labels):
         raise ParameterError(
@@ -52,20 +39,6 @@ def checked_rows(part: str, rows: Rows) -> Rows:
 def check_text(text: Any, row: int, *, tagged: bool = False) -> Text:
     """Turn a value into a text, or say what it should have been.
 
-    Parameters
-    ----------
-    text
-        A string, a pair of strings, or words.
-    row
-        Its number, for the message.
-    tagged
-        Whether words are wanted.
-
-    Returns
-    -------
-    Text
-        A string or a tuple of strings.
-
     Examples
     --------
     >>> check_text(["a", "b"], 1)
@@ -83,20 +56,7 @@ def check_text(text: Any, row: int, *, tagged: bool = False) -> Text:
 
 
 def plain_label(label: Any, row: int) -> Any:
-    """Turn a label into plain data, or say that it is missing.
-
-    Parameters
-    ----------
-    label
-        A string, a number, a truth value, or a sequence of them.
-    row
-        Its number, for the message.
-
-    Returns
-    -------
-    Any
-        Plain Python values; sequences become tuples.
-    """
+    """Turn a label into plain data, or say that it is missing."""
     if isinstance(label, list | tuple | np.ndarray):
         return tuple(plain_label(part, row) for part in label)
     if isinstance(label, np.generic):
@@ -109,36 +69,12 @@ def plain_label(label: Any, row: int) -> Any:
 
 
 def is_tagging(labels: Sequence[Any]) -> bool:
-    """Tell whether labels are of words.
-
-    Parameters
-    ----------
-    labels
-        Of texts.
-
-    Returns
-    -------
-    bool
-        True if the first is a sequence.
-    """
+    """Tell whether labels are of words."""
     return bool(len(labels)) and isinstance(labels[0], list | tuple | np.ndarray)
 
 
 def find_classes(labels: Sequence[Any], kind: str) -> tuple[Any, ...]:
-    """Collect the classes that occur.
-
-    Parameters
-    ----------
-    labels
-        Of texts, or of words.
-    kind
-        "sequence" or "token".
-
-    Returns
-    -------
-    tuple
-        Sorted, two or more.
-    """
+    """Collect the classes that occur."""
     found = {part for tags in labels for part in tags} if kind == "token" else {*labels}
     # Of one type they have an order; mixed ones are sorted by what they look like.
     one_type = len({type(label) for label in found}) == 1
@@ -156,24 +92,7 @@ def find_classes(labels: Sequence[Any], kind: str) -> tuple[Any, ...]:
 def number_labels(
     part: str, labels: Sequence[Any], classes: tuple[Any, ...], kind: str
 ) -> list[Any]:
-    """Give labels the numbers of their classes.
-
-    Parameters
-    ----------
-    part
-        The name of the rows, for messages.
-    labels
-        Of texts, or of words.
-    classes
-        The classes.
-    kind
-        "sequence" or "token".
-
-    Returns
-    -------
-    list
-        Numbers, or tuples of them.
-    """
+    """Give labels the numbers of their classes."""
     number_of = {label: number for number, label in enumerate(classes)}
 
     def number(label: Any, row: int) -> int:
@@ -196,16 +115,6 @@ def number_labels(
 
 def count_empty(texts: Sequence[Text]) -> int:
     """Count the texts without a word.
-
-    Parameters
-    ----------
-    texts
-        Strings, pairs or words.
-
-    Returns
-    -------
-    int
-        How many.
 
     Examples
     --------

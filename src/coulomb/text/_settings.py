@@ -304,28 +304,12 @@ class TextSettings:
 
 
 def setting_names() -> list[str]:
-    """List the settings.
-
-    Returns
-    -------
-    list of str
-        In the order of the class.
-    """
+    """List the settings."""
     return [part.name for part in fields(TextSettings)]
 
 
 def read_shifts(text: str) -> tuple[int, ...]:
     """Read shifts from a setting.
-
-    Parameters
-    ----------
-    text
-        Whole numbers, such as "-1,1".
-
-    Returns
-    -------
-    tuple of int
-        The numbers.
 
     Examples
     --------

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from coulomb._support.streams import make_generator
-from coulomb.attention._evaluation import ParticleLayers
-from coulomb.attention.layers import KernelAttention
-from coulomb.attention.shifts import (
+from coulomb.attention.align.model_as_function import ParticleLayers
+from coulomb.attention.align.window_start import (
     Choice,
     ChoiceTest,
     Contexts,
@@ -17,12 +16,13 @@ from coulomb.attention.shifts import (
     in_words,
     unexplained,
 )
-from coulomb.attention.windows import window_particles
-from coulomb.text._packed_layout import make_layout
+from coulomb.attention.align.windows import window_particles
+from coulomb.attention.encoder.batches import TokenBatch
+from coulomb.attention.encoder.layout import make_layout
+from coulomb.attention.encoder.packed import _attend, _layers, _parts
+from coulomb.attention.layers.kernel import KernelAttention
 from coulomb.text._settings import read_shifts
-from coulomb.text._setup import ALIGN, Setup
-from coulomb.text.batches import TokenBatch
-from coulomb.text.packed import _attend, _layers, _parts
+from coulomb.text.setup import ALIGN, Setup
 
 # Windows that labels choose among: so many tokens after, or before, the token itself.
 POOL = tuple(range(-4, 5))
@@ -44,13 +44,7 @@ class Start(NamedTuple):
         return "windows"
 
     def sentence(self) -> str:
-        """Say it in words.
-
-        Returns
-        -------
-        str
-            One sentence or two, with a space at the end.
-        """
+        """Say it in words."""
         if self.shifts is None:
             return "Particles began at windows of positions. "
         where = in_words(self.shifts)
@@ -65,22 +59,7 @@ class Start(NamedTuple):
 
 
 def window_start(setup: Setup, shifts: Sequence[int] | None = None) -> Tensor | None:
-    """Point the particles at windows of positions, with the norms of the drawn ones.
-
-    Parameters
-    ----------
-    setup
-        The model, which is left as it is, and its data.
-    shifts
-        Where windows are, used in turn by the heads of every layer, whose particles
-        must be untied; None for windows around the token itself.
-
-    Returns
-    -------
-    Tensor or None
-        Shape `(layers, heads, n_particles, dim)`, with shifts twice as many
-        coordinates; None if the model has no embeddings of positions.
-    """
+    """Point the particles at windows of positions, with the norms of the drawn ones."""
     model = setup.model
     table = model.position_embedding
     if table is None or model.settings.positions != "learned":
@@ -104,20 +83,7 @@ def window_start(setup: Setup, shifts: Sequence[int] | None = None) -> Tensor | 
 
 
 def choose_start(setup: Setup, *, at_random: bool = False) -> Start:
-    """Choose where the heads look: as the settings say, or as the labels do.
-
-    Parameters
-    ----------
-    setup
-        The model, whose particles are untied and are left as they are, and its data.
-    at_random
-        Draw the shifts instead: a control.
-
-    Returns
-    -------
-    Start
-        For all layers.
-    """
+    """Choose where the heads look: as the settings say, or as the labels do."""
     settings = setup.settings
     # All layers look at the same places: those above see further by themselves.
     heads = settings.n_heads
@@ -137,20 +103,7 @@ def choose_start(setup: Setup, *, at_random: bool = False) -> Start:
 
 
 def look_around(setup: Setup, *, n_shuffles: int = 0) -> Contexts:
-    """Show the labels what a head of the first layer sees in every window of the pool.
-
-    Parameters
-    ----------
-    setup
-        The model, whose particles are untied and are left as they are, and its data.
-    n_shuffles
-        How often the labels are shuffled, to be predicted beside the true ones.
-
-    Returns
-    -------
-    Contexts
-        To choose from: columns of the labels, then of every shuffle.
-    """
+    """Show the labels what a head of the first layer sees in every window."""
     model = setup.model
     layer = _layers(model)[0]
     attention = layer.attention
@@ -178,20 +131,7 @@ def look_around(setup: Setup, *, n_shuffles: int = 0) -> Contexts:
 
 
 def judge_choice(setup: Setup, n_shuffles: int) -> ChoiceTest:
-    """Compare what the labels choose with what shuffled labels choose.
-
-    Parameters
-    ----------
-    setup
-        The model, whose particles are untied and are left as they are, and its data.
-    n_shuffles
-        How often the labels are shuffled.
-
-    Returns
-    -------
-    ChoiceTest
-        The choice is that of `choose_start`.
-    """
+    """Compare what the labels choose with what shuffled labels choose."""
     contexts = look_around(setup, n_shuffles=n_shuffles)
     classes, heads = len(setup.corpus.classes), setup.settings.n_heads
     true, *shuffled = (

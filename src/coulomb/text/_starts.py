@@ -8,38 +8,22 @@ release that trains in another way.
 
 from pathlib import Path
 
-from coulomb.text._setup import Setup
 from coulomb.text.runs import check_tensors, read_tensors, write_tensors
+from coulomb.text.setup import Setup
 from coulomb.text.variants import find_variant
 
 START = "start.safetensors"
 
 
 def keep_start(particles: Path | None, setup: Setup) -> None:
-    """Write the weights of the model, if it is about to be aligned.
-
-    Parameters
-    ----------
-    particles
-        The file of Phase A, in whose folder they are kept; None keeps them nowhere.
-    setup
-        The model. Controls do not look at labels and leave nothing to judge.
-    """
+    """Write the weights of the model, if it is about to be aligned."""
     if particles is None or find_variant(setup.settings.attention).phase_a != "align":
         return
     write_tensors(particles.with_name(START), setup.model.state_dict(), {})
 
 
 def take_start(folder: Path, setup: Setup) -> None:
-    """Give the model the weights that Phase A of a run began with.
-
-    Parameters
-    ----------
-    folder
-        The run's.
-    setup
-        The model, whose weights are replaced.
-    """
+    """Give the model the weights that Phase A of a run began with."""
     path = folder / START
     tensors, _ = read_tensors(path)
     check_tensors(path, tensors, setup.model.state_dict())

@@ -11,7 +11,6 @@ from sklearn.utils.validation import check_is_fitted
 
 from coulomb._support.errors import ParameterError
 from coulomb._support.files import write_json, write_whole
-from coulomb.text._setup import describe_environment
 from coulomb.text.corpora import build_corpus
 from coulomb.text.predictor import Predictor
 from coulomb.text.running import choose_vocabulary
@@ -27,6 +26,7 @@ from coulomb.text.runs import (
     write_tensors,
 )
 from coulomb.text.settings import preset
+from coulomb.text.setup import describe_environment
 from coulomb.text.training import train
 
 

@@ -20,7 +20,7 @@ from coulomb.text._rows import (
     is_tagging,
     number_labels,
 )
-from coulomb.text._tables import read_columns
+from coulomb.text.files import read_columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,23 +242,7 @@ def read_corpus(
 
 
 def numbered_split(name: str, rows: Rows, classes: tuple[Any, ...]) -> Split:
-    """Check rows against classes that are known.
-
-    Parameters
-    ----------
-    name
-        Of the rows, for messages.
-    rows
-        Texts and labels. Labels of text files are strings: they are compared with what
-        the classes look like.
-    classes
-        The classes.
-
-    Returns
-    -------
-    Split
-        With numbers of classes.
-    """
+    """Check rows against classes that are known."""
     texts, labels = checked_rows(name, rows)
     kind = "token" if is_tagging(labels) else "sequence"
     if not set(map(type, classes)) & {str}:
@@ -268,24 +252,7 @@ def numbered_split(name: str, rows: Rows, classes: tuple[Any, ...]) -> Split:
 
 
 def keep_back(part: Split, kind: str, share: float, seed: int) -> dict[str, Split]:
-    """Keep a share of the rows back for validation, of every class alike.
-
-    Parameters
-    ----------
-    part
-        The training rows.
-    kind
-        "sequence" or "token".
-    share
-        Strictly between 0 and 1.
-    seed
-        Of the choice.
-
-    Returns
-    -------
-    dict
-        The splits "train" and "validation"; a class with one row stays in training.
-    """
+    """Keep a share of the rows back for validation, of every class alike."""
     check_real("validation_share", share, above=0, below=1)
     rng = np.random.default_rng([seed, 0x5EED])
     kept: list[int] = []
@@ -308,20 +275,7 @@ def keep_back(part: Split, kind: str, share: float, seed: int) -> dict[str, Spli
 
 
 def without_validation(corpus: Corpus, share: float, seed: int) -> Corpus:
-    """Choose the checkpoint on a share of the training rows, not on "validation".
-
-    Parameters
-    ----------
-    corpus
-        A corpus whose metrics are reported on its validation split.
-    share, seed
-        As in `keep_back`.
-
-    Returns
-    -------
-    Corpus
-        Its "test" is what was "validation".
-    """
+    """Choose the checkpoint on a share of the training rows, not on "validation"."""
     splits = dict(corpus.splits) | keep_back(
         corpus.splits["train"], corpus.kind, share, seed
     )

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
 from coulomb.attention import AlignmentResult, Diagnosis, align, diagnose
-from coulomb.attention.diagnosis import with_choice
-from coulomb.attention.matches import MatchTest
-from coulomb.attention.shifts import ChoiceTest
+from coulomb.attention.align.diagnosis import with_choice
+from coulomb.attention.align.pair_start import MatchTest
+from coulomb.attention.align.window_start import ChoiceTest
 from coulomb.dynamics.loop import load_run
 from coulomb.dynamics.stopping import StopReason
 from coulomb.text._matches import judge_matches, may_choose
-from coulomb.text._setup import Setup, set_up
 from coulomb.text._shifts import judge_choice
 from coulomb.text._starts import take_start
 from coulomb.text.corpora import Corpus
@@ -36,6 +35,7 @@ from coulomb.text.runs import (
     read_config,
     read_tensors,
 )
+from coulomb.text.setup import Setup, set_up
 from coulomb.text.tokens import Vocabulary
 from coulomb.text.variants import VARIANTS, find_variant, looks_aside
 

@@ -98,18 +98,6 @@ def expected_calibration_error(
     Bins are of equal width in the confidence of the predicted class. Never above the
     root of the Brier score of that class.
 
-    Parameters
-    ----------
-    labels, probabilities
-        As in `classification_metrics`.
-    n_bins
-        How many bins.
-
-    Returns
-    -------
-    float
-        Between 0 and 1.
-
     Examples
     --------
     >>> expected_calibration_error([1, 1], [[0.25, 0.75], [0.25, 0.75]])
@@ -127,18 +115,6 @@ def paper_calibration_error(
 
     Not a calibration error: a sure and correct "class 0" counts as wholly wrong. It
     gives values of the size of the paper's ECE column, which no ECE can have.
-
-    Parameters
-    ----------
-    labels, probabilities
-        As in `classification_metrics`, with two classes.
-    n_bins
-        How many bins.
-
-    Returns
-    -------
-    float
-        Between 0 and 1.
 
     Examples
     --------
@@ -160,16 +136,6 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     """Read the entities out of IOB2 tags, as conlleval and seqeval do.
 
     An entity begins at `B-X`, or at an `I-X` that continues no X.
-
-    Parameters
-    ----------
-    tags
-        "O", "B-X" or "I-X".
-
-    Returns
-    -------
-    list of tuple
-        The type, the first word and the last.
 
     Examples
     --------

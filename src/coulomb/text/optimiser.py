@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from coulomb._support.errors import ParameterError
-from coulomb.attention.encoder import KernelEncoder
+from coulomb.attention.encoder.encoder import KernelEncoder
 
 __all__ = ["make_optimiser", "restore_vocabulary", "trim_vocabulary"]
 
@@ -24,22 +24,6 @@ def make_optimiser(
     decoupled: bool = False,
 ) -> torch.optim.Optimizer:
     """Make torch's Adam or AdamW, in one pass over the parameters where it can be.
-
-    Parameters
-    ----------
-    parameters
-        What is trained; those without a gradient are left out.
-    lr
-        The learning rate.
-    weight_decay
-        As in torch.
-    decoupled
-        Whether it is AdamW, whose decay is not part of the gradient.
-
-    Returns
-    -------
-    torch.optim.Optimizer
-        With torch's other defaults.
 
     Examples
     --------
@@ -66,18 +50,6 @@ def trim_vocabulary(
     copy and `restore_vocabulary` give what training the whole would, at a smaller cost
     for each step. That is not so where weight decay acts on the embeddings, which
     shrinks every row; leave them out of it, in Adam and in AdamW.
-
-    Parameters
-    ----------
-    model
-        The encoder; left as it is.
-    token_ids
-        All that will be asked of the copy, in any shape; repeated ones count once.
-
-    Returns
-    -------
-    tuple
-        The copy, and the sorted ids it kept: its token i is token `kept[i]`.
 
     Examples
     --------
@@ -110,15 +82,6 @@ def restore_vocabulary(
     trimmed: KernelEncoder, model: KernelEncoder, kept: Tensor
 ) -> None:
     """Write what a trimmed copy learned into the whole encoder.
-
-    Parameters
-    ----------
-    trimmed
-        The copy.
-    model
-        What it is a copy of; changed.
-    kept
-        The ids it kept. All other embeddings stay as they are.
 
     Examples
     --------

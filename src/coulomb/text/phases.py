@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from coulomb._support.errors import ParameterError
 from coulomb._support.streams import make_generator
 from coulomb.attention import AlignmentResult, AlignmentSettings, align
-from coulomb.attention._evaluation import Evaluate, ParticleLayers
-from coulomb.attention.controls import noise_twin
-from coulomb.attention.encoder import KernelEncoder
-from coulomb.attention.neighbours import Neighbours
-from coulomb.attention.phase_a import Problem
-from coulomb.attention.phase_a import set_up as set_up_alignment
+from coulomb.attention.align.attention_likelihood import Neighbours
+from coulomb.attention.align.controls import noise_twin
+from coulomb.attention.align.model_as_function import Evaluate, ParticleLayers
+from coulomb.attention.align.problem import Problem
+from coulomb.attention.align.problem import set_up as set_up_alignment
+from coulomb.attention.encoder.batches import IGNORED, TokenBatch
+from coulomb.attention.encoder.encoder import KernelEncoder
+from coulomb.attention.encoder.packed import PackedHeads, call_around, packed_logits
+from coulomb.attention.encoder.packed_weights import PackedWeights
 from coulomb.domains import Ball, Space
 from coulomb.dynamics.loop import Run, load_run
 from coulomb.dynamics.stopping import StopReason
@@ -30,12 +33,9 @@ from coulomb.text._matches import (
     may_choose,
     sees_parts,
 )
-from coulomb.text._setup import ALIGN, BATCHES, Setup
 from coulomb.text._shifts import Start, choose_start, window_start
-from coulomb.text.batches import IGNORED, TokenBatch
-from coulomb.text.packed import PackedHeads, call_around, packed_logits
-from coulomb.text.packed_weights import PackedWeights
 from coulomb.text.settings import TextSettings
+from coulomb.text.setup import ALIGN, BATCHES, Setup
 from coulomb.text.tokens import TokenRows
 from coulomb.text.variants import find_variant, looks_aside
 
@@ -47,21 +47,7 @@ _WINDOW = 20  # batches whose texts are sorted by length together
 
 
 def objective_of(settings: TextSettings, kind: str) -> str:
-    """Give the objective of Phase A: "auto" depends on what has labels.
-
-    Parameters
-    ----------
-    settings
-        Of the classifier.
-    kind
-        "sequence" or "token".
-
-    Returns
-    -------
-    str
-        For tags whether tokens attend to their class, for texts the alignment of what
-        attention gives.
-    """
+    """Give the objective of Phase A: "auto" depends on what has labels."""
     found = settings.align_objective
     if found == "auto":
         return NEIGHBOURS if kind == "token" else "centred"
@@ -74,20 +60,7 @@ def objective_of(settings: TextSettings, kind: str) -> str:
 
 
 def alignment_settings(settings: TextSettings, kind: str) -> AlignmentSettings:
-    """Translate the flat settings into those of `coulomb.attention.align`.
-
-    Parameters
-    ----------
-    settings
-        Of the classifier.
-    kind
-        "sequence" or "token"; tags are aligned by token.
-
-    Returns
-    -------
-    AlignmentSettings
-        Without a length: it is in steps and depends on the data.
-    """
+    """Translate the flat settings into those of `coulomb.attention.align.run`."""
     objective, level = objective_of(settings, kind), settings.align_level
     if objective in ("likelihood", NEIGHBOURS) or (
         kind == "token" and level == "sequence"
@@ -116,23 +89,7 @@ def alignment_settings(settings: TextSettings, kind: str) -> AlignmentSettings:
 
 
 def alignment_batches(rows: TokenRows, batch_size: int, seed: int) -> list[Batch]:
-    """Cut a split into batches of texts of like length.
-
-    Parameters
-    ----------
-    rows
-        The training split.
-    batch_size
-        Texts of a batch.
-    seed
-        Of what comes together.
-
-    Returns
-    -------
-    list of tuple
-        Packed tokens and what `PackedHeads` is compared with: a label per text, or a
-        row of tags.
-    """
+    """Cut a split into batches of texts of like length."""
     generator = make_generator(seed, BATCHES)
     order = torch.randperm(len(rows), generator=generator)
     batches = []
@@ -147,21 +104,7 @@ def alignment_batches(rows: TokenRows, batch_size: int, seed: int) -> list[Batch
 
 
 def neighbour_batches(batches: Sequence[Batch], classes: Sequence[str]) -> list[Batch]:
-    """Give the batches of tags the labels that `Neighbours` looks at.
-
-    Parameters
-    ----------
-    batches
-        Of `alignment_batches`.
-    classes
-        Names of the tags; B-PER and I-PER are of one kind.
-
-    Returns
-    -------
-    list of tuple
-        Packed tokens and kinds of entities, `(sequences, longest)`, -100 at padding and
-        where there is no tag.
-    """
+    """Give the batches of tags the labels that `Neighbours` looks at."""
     kinds = [name.removeprefix("B-").removeprefix("I-") for name in classes]
     numbers = torch.tensor([kinds.index(kind) for kind in kinds])
     found = []
@@ -176,20 +119,7 @@ def neighbour_batches(batches: Sequence[Batch], classes: Sequence[str]) -> list[
 
 
 def packed_view(settings: TextSettings, kind: str) -> Evaluate:
-    """Choose what Phase A looks at: pooled texts, tags, logits or attention weights.
-
-    Parameters
-    ----------
-    settings
-        For the objective and the pooling.
-    kind
-        "sequence" or "token".
-
-    Returns
-    -------
-    callable
-        The `evaluate` that goes with `alignment_batches`.
-    """
+    """Choose what Phase A looks at: pooled texts, tags, logits or attention weights."""
     objective = objective_of(settings, kind)
     if objective == "likelihood":
         return _logits
@@ -223,25 +153,7 @@ def run_phase_a(
     *,
     save_every: int = 500,
 ) -> dict[str, Any]:
-    """Do with the particles what the row asks for before Phase B.
-
-    Parameters
-    ----------
-    setup
-        The model, whose particles are moved, and its data.
-    file
-        Where the run of the particles is kept, and continued from if it is there;
-        None keeps it nowhere.
-    report
-        Called with every record.
-    save_every
-        Steps between two writings of the file.
-
-    Returns
-    -------
-    dict
-        What happened, as plain data.
-    """
+    """Do with the particles what the row asks for before Phase B."""
     kind = find_variant(setup.settings.attention).phase_a
     if kind == "none":
         return {}
@@ -269,18 +181,7 @@ def _length(settings: TextSettings, n_batches: int) -> int:
 def alignment_problem(
     setup: Setup,
 ) -> tuple[list[Batch], AlignmentSettings, dict[str, Any]]:
-    """Put together what Phase A of a run is asked.
-
-    Parameters
-    ----------
-    setup
-        The model and its data.
-
-    Returns
-    -------
-    tuple
-        Batches, settings, and the `evaluate` and `seed` of `align`.
-    """
+    """Put together what Phase A of a run is asked."""
     settings = setup.settings
     batches = alignment_batches(setup.rows["train"], settings.batch_size, settings.seed)
     chosen = alignment_settings(settings, setup.corpus.kind)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.text._rows import Text, check_text
-from coulomb.text._setup import build_model
 from coulomb.text.corpora import Split
 from coulomb.text.runs import (
     CONFIG,
@@ -23,6 +22,7 @@ from coulomb.text.runs import (
     read_tensors,
 )
 from coulomb.text.scoring import log_probabilities, outside, score_split, word_classes
+from coulomb.text.setup import build_model
 from coulomb.text.tokens import Vocabulary, encode_split
 
 

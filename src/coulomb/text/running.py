@@ -6,8 +6,6 @@ from typing import Any
 
 from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb._support.files import write_json, write_whole
-from coulomb.text._setup import describe_environment
-from coulomb.text._stores import FolderStore
 from coulomb.text.corpora import Corpus, read_corpus
 from coulomb.text.runs import (
     CONFIG,
@@ -24,6 +22,8 @@ from coulomb.text.runs import (
 from coulomb.text.runs import HISTORY as HISTORY_FILE
 from coulomb.text.runs import WEIGHTS as WEIGHTS_FILE
 from coulomb.text.settings import TextSettings
+from coulomb.text.setup import describe_environment
+from coulomb.text.stores import FolderStore
 from coulomb.text.tasks import TASKS, data_folder, load_task
 from coulomb.text.tokens import (
     Vocabulary,
@@ -92,24 +92,7 @@ def choose_vocabulary(
     file: str | Path | None = None,
     folder: str | Path | None = None,
 ) -> Vocabulary:
-    """Take the vocabulary of a file, of the data folder, or train one.
-
-    Parameters
-    ----------
-    corpus
-        Whose training texts a vocabulary is trained on if there is none.
-    settings
-        Its size, and casing.
-    file
-        `vocab.txt` or `tokenizer.json`.
-    folder
-        The folder of data sets, which may hold BERT's vocabulary.
-
-    Returns
-    -------
-    Vocabulary
-        Ready to encode.
-    """
+    """Take the vocabulary of a file, of the data folder, or train one."""
     lower = settings.lower_case
     if file is not None:
         return read_vocabulary(file, lower_case=lower)

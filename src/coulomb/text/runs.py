@@ -31,21 +31,7 @@ _CONFIG_KEYS = ("format", "settings", "kind", "classes", "data", "fingerprint")
 
 
 class Config(NamedTuple):
-    """What a run was asked, as it is written down.
-
-    Parameters
-    ----------
-    settings
-        Hyper-parameters.
-    kind
-        "sequence" or "token".
-    classes
-        What the numbers of classes stand for.
-    data
-        Where the data came from; empty for data that was passed in memory.
-    fingerprint
-        A hash of it.
-    """
+    """What a run was asked, as it is written down."""
 
     settings: TextSettings
     kind: str
@@ -57,17 +43,7 @@ class Config(NamedTuple):
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
 ) -> None:
-    """Write tensors and plain facts to one file, whole or not at all.
-
-    Parameters
-    ----------
-    path
-        The file.
-    tensors
-        By name.
-    facts
-        Anything JSON can hold.
-    """
+    """Write tensors and plain facts to one file, whole or not at all."""
     ready = {name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}
     data = to_bytes(ready, metadata={"coulomb": json.dumps(dict(facts))})
     write_whole(path, lambda temporary: _write_flushed(temporary, data))
@@ -81,18 +57,7 @@ def _write_flushed(path: Path, data: bytes) -> None:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `write_tensors` wrote.
-
-    Parameters
-    ----------
-    path
-        The file.
-
-    Returns
-    -------
-    tuple
-        Tensors and facts.
-    """
+    """Read what `write_tensors` wrote."""
     if not path.is_file():
         raise FileFormatError(f"{path} is missing. Train the run again.")
     try:
@@ -110,17 +75,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def check_tensors(
     path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
 ) -> None:
-    """Refuse tensors that do not fit the model of a run's configuration.
-
-    Parameters
-    ----------
-    path
-        Where they are from.
-    tensors
-        What was read.
-    expected
-        What the model has.
-    """
+    """Refuse tensors that do not fit the model of a run's configuration."""
     for name, tensor in expected.items():
         if name not in tensors:
             raise FileFormatError(f"{path} has no {name!r}, which the run needs.")
@@ -135,15 +90,7 @@ def check_tensors(
 
 
 def write_config(folder: Path, config: Config) -> None:
-    """Write the configuration of a run.
-
-    Parameters
-    ----------
-    folder
-        The run's.
-    config
-        What to write.
-    """
+    """Write the configuration of a run."""
     for label in config.classes:
         if not isinstance(label, str | int | float | bool):
             raise ParameterError(
@@ -159,18 +106,7 @@ def write_config(folder: Path, config: Config) -> None:
 
 
 def read_config(folder: Path) -> Config:
-    """Read and check the configuration of a run.
-
-    Parameters
-    ----------
-    folder
-        The run's.
-
-    Returns
-    -------
-    Config
-        Its settings are those of this version of the library.
-    """
+    """Read and check the configuration of a run."""
     path = Path(folder) / CONFIG
     if not path.is_file():
         raise ParameterError(
@@ -215,18 +151,7 @@ def _check_paths(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file.
-
-    Parameters
-    ----------
-    path
-        The file.
-
-    Returns
-    -------
-    Any
-        Its content.
-    """
+    """Read a JSON file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -234,15 +159,7 @@ def read_json(path: Path) -> Any:
 
 
 def append_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Add one line to a history, and flush it to the disk.
-
-    Parameters
-    ----------
-    path
-        The history.
-    record
-        What to add.
-    """
+    """Add one line to a history, and flush it to the disk."""
     line = json.dumps(dict(record), allow_nan=False) + "\n"
     with path.open("a", encoding="utf-8") as file:
         file.write(line)
@@ -251,18 +168,7 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
-    """Read a history; a last line that was cut short does not count.
-
-    Parameters
-    ----------
-    path
-        The history.
-
-    Returns
-    -------
-    list of dict
-        Its records.
-    """
+    """Read a history; a last line that was cut short does not count."""
     records: list[dict[str, Any]] = []
     if not path.is_file():
         return records
@@ -278,35 +184,14 @@ def read_history(path: Path) -> list[dict[str, Any]]:
 
 
 def keep_records(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
-    """Drop the records that an interrupted run will write again.
-
-    Parameters
-    ----------
-    path
-        The history.
-    wanted
-        Tells which records stay.
-    """
+    """Drop the records that an interrupted run will write again."""
     kept = [record for record in read_history(path) if wanted(record)]
     text = "".join(json.dumps(record) + "\n" for record in kept)
     write_whole(path, lambda temporary: _write_flushed(temporary, text.encode()))
 
 
 def new_folder(parent: Path, name: str) -> Path:
-    """Choose the next free folder, `parent/name-1`, `parent/name-2`, ...
-
-    Parameters
-    ----------
-    parent
-        Where runs are.
-    name
-        What the run is about.
-
-    Returns
-    -------
-    Path
-        Not made yet.
-    """
+    """Choose the next free folder, `parent/name-1`, `parent/name-2`, ..."""
     number = 1
     while (parent / f"{name}-{number}").exists():
         number += 1

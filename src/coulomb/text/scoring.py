@@ -5,34 +5,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coulomb.attention.encoder import KernelEncoder
+from coulomb.attention.encoder.encoder import KernelEncoder
+from coulomb.attention.encoder.packed import packed_logits
 from coulomb.text.corpora import Split
 from coulomb.text.metrics import (
     classification_metrics,
     entity_metrics,
     word_metrics,
 )
-from coulomb.text.packed import packed_logits
 from coulomb.text.tokens import TokenRows
 
 _TOKENS = 8192  # that are evaluated together
 
 
 def log_probabilities(model: KernelEncoder, rows: TokenRows) -> Tensor:
-    """Evaluate a model on all texts, without dropout.
-
-    Parameters
-    ----------
-    model
-        The encoder.
-    rows
-        The texts.
-
-    Returns
-    -------
-    Tensor
-        Logarithms of probabilities, `(texts, classes)`, or `(tokens, classes)`.
-    """
+    """Evaluate a model on all texts, without dropout."""
     by_token = model.settings.head == "token"
     # Texts of like length together: attention that pads inside wastes least.
     order = rows.lengths.argsort(stable=True)
@@ -64,22 +51,7 @@ def _places(rows: TokenRows, some: Tensor) -> Tensor:
 
 
 def word_classes(rows: TokenRows, scores: Tensor, missing: int) -> list[list[int]]:
-    """Give every word the class of its first token.
-
-    Parameters
-    ----------
-    rows
-        Texts to tag.
-    scores
-        Of tokens, `(tokens, classes)`.
-    missing
-        The class of words without a token, such as those cut off.
-
-    Returns
-    -------
-    list of list of int
-        Classes of the words of each text.
-    """
+    """Give every word the class of its first token."""
     assert rows.first is not None
     assert rows.word_offsets is not None
     best = scores.argmax(dim=-1)
@@ -91,35 +63,12 @@ def word_classes(rows: TokenRows, scores: Tensor, missing: int) -> list[list[int
 
 
 def outside(classes: tuple[Any, ...]) -> int:
-    """Find the class of words that belong to nothing.
-
-    Parameters
-    ----------
-    classes
-        The tags.
-
-    Returns
-    -------
-    int
-        The number of "O", or 0.
-    """
+    """Find the class of words that belong to nothing."""
     return classes.index("O") if "O" in classes else 0
 
 
 def judged_by(kind: str, classes: tuple[Any, ...]) -> str:
     """Name the metric that chooses the checkpoint.
-
-    Parameters
-    ----------
-    kind
-        "sequence" or "token".
-    classes
-        Of texts or of words.
-
-    Returns
-    -------
-    str
-        "entity_f1" for tags that mark entities, `B-X` and `I-X`, or else "accuracy".
 
     Examples
     --------
@@ -135,25 +84,7 @@ def judged_by(kind: str, classes: tuple[Any, ...]) -> str:
 def score_split(
     model: KernelEncoder, rows: TokenRows, split: Split, classes: tuple[Any, ...]
 ) -> dict[str, Any]:
-    """Compute the metrics of a model on a split with labels.
-
-    Parameters
-    ----------
-    model
-        The encoder.
-    rows
-        The split in its numbers.
-    split
-        The split itself.
-    classes
-        What the numbers of classes stand for.
-
-    Returns
-    -------
-    dict
-        Of `classification_metrics`; of `entity_metrics` for tags of entities and of
-        `word_metrics` for other tags.
-    """
+    """Compute the metrics of a model on a split with labels."""
     scores = log_probabilities(model, rows)
     assert split.labels is not None
     if model.settings.head == "sequence":

@@ -172,18 +172,7 @@ def preset(name: str, changes: Mapping[str, Any] | None = None) -> TextSettings:
 
 
 def read_toml(path: str | Path) -> tuple[str | None, dict[str, Any]]:
-    """Read settings from a TOML file with one key per setting, and maybe `preset`.
-
-    Parameters
-    ----------
-    path
-        The file.
-
-    Returns
-    -------
-    tuple
-        The preset it names, or None, and the settings; unknown keys are refused.
-    """
+    """Read settings from a TOML file with one key per setting, and maybe `preset`."""
     try:
         with Path(path).open("rb") as file:
             values = tomllib.load(file)

@@ -8,7 +8,6 @@ from typing import Any
 
 from coulomb._support.errors import CoulombError, ParameterError, unknown_name
 from coulomb.text._rows import check_text
-from coulomb.text._tables import read_columns
 from coulomb.text.corpora import (
     SAME_SPLIT,
     Corpus,
@@ -16,6 +15,7 @@ from coulomb.text.corpora import (
     keep_back,
     without_validation,
 )
+from coulomb.text.files import read_columns
 
 _SHARE = 0.1  # of the training rows, for a task without a validation split
 
@@ -30,28 +30,7 @@ _PARTS = (
 
 @dataclass(frozen=True)
 class Task:
-    """Where a public data set is and how it is read.
-
-    Parameters
-    ----------
-    folders
-        Names of its folder, the first that is there counts.
-    columns
-        Of texts.
-    label
-        The column of class numbers.
-    classes
-        What they stand for.
-    reported_on
-        The split that metrics are reported on.
-    hub
-        Its address on the Hugging Face hub, with a configuration if it has one; none
-        for a task that is read from a folder only.
-    kind
-        "sequence" or "token".
-    english
-        Whether BERT's vocabulary fits.
-    """
+    """Where a public data set is and how it is read."""
 
     folders: tuple[str, ...]
     columns: tuple[str, ...]
@@ -127,18 +106,7 @@ _SPLITS = ("train", "validation", "test", "test_labeled")
 
 
 def data_folder(folder: str | Path | None) -> Path | None:
-    """Find the folder of data sets.
-
-    Parameters
-    ----------
-    folder
-        What the user gave; None asks the environment variable COULOMB_DATA.
-
-    Returns
-    -------
-    Path or None
-        The folder, if one was named.
-    """
+    """Find the folder of data sets."""
     named = folder or os.environ.get("COULOMB_DATA")
     if not named:
         return None

@@ -12,8 +12,8 @@ from tokenizers.trainers import WordPieceTrainer
 from torch import Tensor
 
 from coulomb._support.errors import FileFormatError, ParameterError
+from coulomb.attention.encoder.batches import IGNORED, TokenBatch
 from coulomb.text._rows import Text
-from coulomb.text.batches import IGNORED, TokenBatch
 from coulomb.text.corpora import Split
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -171,20 +171,7 @@ class Vocabulary:
 
 
 def vocabulary_of(tokens: dict[str, int], *, lower_case: bool = True) -> Vocabulary:
-    """Build BERT's way of cutting texts around a WordPiece vocabulary.
-
-    Parameters
-    ----------
-    tokens
-        Numbers of the tokens.
-    lower_case
-        Whether texts are lower-cased and stripped of accents first.
-
-    Returns
-    -------
-    Vocabulary
-        Ready to encode.
-    """
+    """Build BERT's way of cutting texts around a WordPiece vocabulary."""
     for token in _NEEDED:
         if token not in tokens:
             raise FileFormatError(f"The vocabulary has no {token}.")
@@ -231,18 +218,7 @@ def read_vocabulary(path: str | Path, *, lower_case: bool = True) -> Vocabulary:
 
 
 def find_vocabulary(folder: Path | None) -> Path | None:
-    """Look for BERT's vocabulary in a folder of data sets.
-
-    Parameters
-    ----------
-    folder
-        The folder, or None.
-
-    Returns
-    -------
-    Path or None
-        The file, if it is there.
-    """
+    """Look for BERT's vocabulary in a folder of data sets."""
     if folder is None:
         return None
     for name in ("bert-base-uncased/vocab.txt", "vocab.txt"):
@@ -301,25 +277,7 @@ def train_vocabulary(
 
 @dataclass(frozen=True, eq=False)
 class TokenRows:
-    """A split as one long row of token ids.
-
-    Parameters
-    ----------
-    token_ids
-        All tokens, one text after another.
-    offsets
-        Where texts begin and end.
-    labels
-        A class per text, or per token (`IGNORED` where there is none); None if not
-        known.
-    first
-        For tagging: the place of the first token of every word in `token_ids`, -1 for
-        words without one.
-    word_offsets
-        For tagging: where the words of each text begin and end in `first`.
-    parts
-        For pairs: which text each token is from.
-    """
+    """A split as one long row of token ids."""
 
     token_ids: Tensor
     offsets: Tensor
@@ -337,18 +295,7 @@ class TokenRows:
         return self.offsets.diff()
 
     def batch(self, rows: Tensor) -> TokenBatch:
-        """Put some texts one after another.
-
-        Parameters
-        ----------
-        rows
-            Their numbers.
-
-        Returns
-        -------
-        TokenBatch
-            In the order asked for.
-        """
+        """Put some texts one after another."""
         lengths = self.lengths[rows]
         ends = lengths.cumsum(0)
         bounds = torch.cat([ends.new_zeros(1), ends])
@@ -361,20 +308,7 @@ class TokenRows:
         return TokenBatch(self.token_ids[places], bounds, labels, parts)
 
     def renumber(self, kept: Tensor, unknown: int) -> "TokenRows":
-        """Give the tokens the numbers they have in a trimmed vocabulary.
-
-        Parameters
-        ----------
-        kept
-            Sorted ids of the vocabulary's tokens.
-        unknown
-            The number that tokens outside it get.
-
-        Returns
-        -------
-        TokenRows
-            With other token ids.
-        """
+        """Give the tokens the numbers they have in a trimmed vocabulary."""
         places = torch.searchsorted(kept, self.token_ids).clamp_max(len(kept) - 1)
         ids = places.where(kept[places] == self.token_ids, torch.tensor(unknown))
         return replace(self, token_ids=ids)
@@ -383,24 +317,7 @@ class TokenRows:
 def encode_split(
     vocabulary: Vocabulary, split: Split, *, kind: str, max_length: int
 ) -> TokenRows:
-    """Turn a split into token ids.
-
-    Parameters
-    ----------
-    vocabulary
-        What to cut texts with.
-    split
-        The texts and maybe their labels.
-    kind
-        "sequence" or "token".
-    max_length
-        The longest sequence.
-
-    Returns
-    -------
-    TokenRows
-        Labels of words are on their first tokens.
-    """
+    """Turn a split into token ids."""
     if kind == "sequence":
         labels = None if split.labels is None else torch.tensor(list(split.labels))
         if split.texts and not isinstance(split.texts[0], str):

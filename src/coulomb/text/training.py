@@ -19,38 +19,28 @@ from torch.nn import functional
 from coulomb._support.checks import check_count
 from coulomb._support.errors import DivergedError, FileFormatError
 from coulomb._support.streams import make_generator
+from coulomb.attention.encoder.batches import IGNORED, TokenBatch
+from coulomb.attention.encoder.packed import packed_logits
+from coulomb.attention.encoder.packed_gradients import recycle_gradient
 from coulomb.dynamics.loop import load_run
 from coulomb.text._average import RunningAverage
-from coulomb.text._packed_gradients import recycle_gradient
-from coulomb.text._progress import Display, show
-from coulomb.text._setup import DROPOUT, ORDER, WORDS, Setup, set_up
 from coulomb.text._starts import keep_start
-from coulomb.text._stores import AbstractStore, Checkpoint, MemoryStore
-from coulomb.text.batches import IGNORED, TokenBatch
 from coulomb.text.corpora import Corpus
 from coulomb.text.optimiser import make_optimiser
-from coulomb.text.packed import packed_logits
 from coulomb.text.phases import run_phase_a
+from coulomb.text.progress import Display, show
 from coulomb.text.runs import CHECKPOINT, check_tensors
 from coulomb.text.scoring import judged_by, score_split
 from coulomb.text.settings import TextSettings
+from coulomb.text.setup import DROPOUT, ORDER, WORDS, Setup, set_up
+from coulomb.text.stores import AbstractStore, Checkpoint, MemoryStore
 from coulomb.text.tokens import Vocabulary
 from coulomb.text.variants import find_variant
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """The end of a run.
-
-    Parameters
-    ----------
-    weights
-        Of the best epoch, over the whole vocabulary.
-    metrics
-        On the split the corpus reports on, and what goes with them.
-    history
-        One record per epoch, and those of Phase A.
-    """
+    """The end of a run."""
 
     weights: dict[str, Tensor]
     metrics: dict[str, Any]
@@ -59,23 +49,7 @@ class Trained:
 
 @dataclass
 class Progress:
-    """Where training is; everything a checkpoint holds besides tensors.
-
-    Parameters
-    ----------
-    step
-        Steps of Phase B that were made.
-    aligned
-        Whether Phase A is over.
-    loss, tokens, seconds
-        Sums over the current epoch.
-    best, best_epoch
-        The best validation score so far and when it was reached.
-    spent
-        Seconds of Phase B.
-    alignment
-        What Phase A told.
-    """
+    """Where training is; everything a checkpoint holds besides tensors."""
 
     step: int = 0
     aligned: bool = False
@@ -88,31 +62,14 @@ class Progress:
     alignment: dict[str, Any] | None = None
 
     def facts(self) -> dict[str, Any]:
-        """Give everything as plain data.
-
-        Returns
-        -------
-        dict
-            For JSON.
-        """
+        """Give everything as plain data."""
         plain = dict(vars(self))
         plain["best"] = None if math.isinf(self.best) else self.best
         return plain
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> "Progress":
-        """Read what `facts` gave.
-
-        Parameters
-        ----------
-        facts
-            From a checkpoint.
-
-        Returns
-        -------
-        Progress
-            The same.
-        """
+        """Read what `facts` gave."""
         values = dict(facts)
         if values.get("best") is None:
             values["best"] = -math.inf
@@ -393,19 +350,6 @@ class _Trainer:
 
 def learning_rate(settings: TextSettings, step: int, total: int) -> float:
     """Give the learning rate of a step of Phase B.
-
-    Parameters
-    ----------
-    settings
-        The schedule.
-    step, total
-        The step, counted from zero, and how many there are.
-
-    Returns
-    -------
-    float
-        It rises linearly over the warm-up, then stays, falls to zero in a line, or as
-        `(1 + cos(pi t)) / 2`.
 
     Examples
     --------

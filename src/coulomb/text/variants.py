@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from coulomb._support.errors import unknown_name
 
 if TYPE_CHECKING:
-    from coulomb.attention.encoder import AttentionFactory
+    from coulomb.attention.encoder.encoder import AttentionFactory
     from coulomb.text.settings import TextSettings
 
 # The paper's maps, and the law their particles start from.
@@ -35,24 +35,7 @@ _PHASES = {
 
 @dataclass(frozen=True)
 class Variant:
-    """One row: what attends, and what Phase A does to its particles.
-
-    Parameters
-    ----------
-    name
-        Of the row.
-    layer
-        "kernel", "softmax", "performer" or "linformer".
-    feature_map, law
-        Of a kernel layer.
-    qkv
-        "learned" projections of queries and keys, or "shared", `Q = K = reshape(x)`.
-    phase_a
-        "none"; "align"; "control", the norms of aligned particles without their
-        alignment; "noise", Phase A without the alignment's gradient; "place", windows
-        of positions, which need no labels; "strew", windows at shifts drawn at random
-        where labels would choose them.
-    """
+    """One row: what attends, and what Phase A does to its particles."""
 
     name: str
     layer: str
@@ -87,16 +70,6 @@ PAPER_ROWS = tuple(
 def find_variant(name: str) -> Variant:
     """Give a row by its name.
 
-    Parameters
-    ----------
-    name
-        Such as "kernel-softmaxfeat".
-
-    Returns
-    -------
-    Variant
-        The row.
-
     Examples
     --------
     >>> find_variant("vanilla-cos2").feature_map
@@ -110,20 +83,7 @@ def find_variant(name: str) -> Variant:
 
 
 def looks_aside(settings: "TextSettings", kind: str) -> bool:
-    """Say whether heads look at windows beside a token, which takes untied particles.
-
-    Parameters
-    ----------
-    settings
-        Which row, and where Phase A begins.
-    kind
-        "sequence" or "token".
-
-    Returns
-    -------
-    bool
-        Whether labels of tokens choose windows, or chance does.
-    """
+    """Say whether heads look at windows beside a token."""
     row = find_variant(settings.attention)
     chosen = row.phase_a in ("align", "control") and settings.align_start == "chosen"
     by_chance = row.phase_a == "strew"
@@ -133,24 +93,15 @@ def looks_aside(settings: "TextSettings", kind: str) -> bool:
 
 
 def attention_factory(settings: "TextSettings", kind: str) -> "AttentionFactory":
-    """Make what builds the attention layers of a row.
-
-    Parameters
-    ----------
-    settings
-        Which row, and its sizes.
-    kind
-        "sequence" or "token".
-
-    Returns
-    -------
-    AttentionFactory
-        For `KernelEncoder`.
-    """
+    """Make what builds the attention layers of a row."""
     from functools import partial
 
-    from coulomb.attention.baselines import Linformer, Performer, SoftmaxAttention
-    from coulomb.attention.layers import KernelAttention
+    from coulomb.attention.layers.baselines import (
+        Linformer,
+        Performer,
+        SoftmaxAttention,
+    )
+    from coulomb.attention.layers.kernel import KernelAttention
     from coulomb.dynamics.initial import Gaussian, Orthogonal
     from coulomb.features import feature_maps
 

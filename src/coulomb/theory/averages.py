@@ -22,13 +22,6 @@ _NODES_RADIAL, _NODES_ANGLE = 48, 24
 def check_continuum(interaction: AbstractInteraction, dim: int) -> None:
     """Refuse interactions whose continuum energy is infinite.
 
-    Parameters
-    ----------
-    interaction
-        The pair potential.
-    dim
-        The dimension `d`.
-
     Examples
     --------
     >>> check_continuum(Riesz(s=1.0), 1)
@@ -47,20 +40,7 @@ def check_continuum(interaction: AbstractInteraction, dim: int) -> None:
 
 
 def radial(interaction: AbstractInteraction, distance: FloatArray) -> FloatArray:
-    """Evaluate `g(r)` on numpy arrays.
-
-    Parameters
-    ----------
-    interaction
-        The pair potential.
-    distance
-        Distances, any shape.
-
-    Returns
-    -------
-    FloatArray
-        The same shape.
-    """
+    """Evaluate `g(r)` on numpy arrays."""
     values = interaction.radial(torch.from_numpy(np.ascontiguousarray(distance)))
     return np.asarray(values.numpy(), dtype=np.float64)
 
@@ -75,20 +55,6 @@ def cell_averages(
     `g_k = int prod_a (1 - |t_a|) g(|h (k + t)|) dt` over `[-1, 1]^d`. Where the cells
     touch, the corner at distance zero is integrated in coordinates `w = r (1, u)` with
     `r = z^m`, which makes the integrand smooth for every `s < d`.
-
-    Parameters
-    ----------
-    interaction
-        The pair potential.
-    shape
-        Cells along each axis.
-    spacing
-        Width of a cell along each axis.
-
-    Returns
-    -------
-    FloatArray
-        Shape `shape`.
 
     Examples
     --------

@@ -22,18 +22,7 @@ class AbstractGridSum(ABC):
 
     @abstractmethod
     def __call__(self, masses: FloatArray) -> FloatArray:
-        """Evaluate `K m`.
-
-        Parameters
-        ----------
-        masses
-            One per cell.
-
-        Returns
-        -------
-        FloatArray
-            One value per cell.
-        """
+        """Evaluate `K m`."""
 
     @property
     @abstractmethod
@@ -42,24 +31,11 @@ class AbstractGridSum(ABC):
 
     @abstractmethod
     def dense(self) -> FloatArray:
-        """Write out `K`, the plain twin of the fast sum.
-
-        Returns
-        -------
-        FloatArray
-            Symmetric, shape `(n_cells, n_cells)`.
-        """
+        """Write out `K`, the plain twin of the fast sum."""
 
 
 class ConvolutionSum(AbstractGridSum):
     """Sums on Cartesian grids by FFT, in `O(G log G)`.
-
-    Parameters
-    ----------
-    interaction
-        The pair potential.
-    grid
-        A box or a disc.
 
     Examples
     --------
@@ -92,18 +68,7 @@ class ConvolutionSum(AbstractGridSum):
         return self._filter(masses, self._spectrum)
 
     def rough_inverse(self, values: FloatArray) -> FloatArray:
-        """Undo the sum about, as if the grid were periodic; symmetric and positive.
-
-        Parameters
-        ----------
-        values
-            A potential on the cells.
-
-        Returns
-        -------
-        FloatArray
-            Masses that have about this potential.
-        """
+        """Undo the sum about, as if the grid were periodic; symmetric and positive."""
         return self._filter(values, self._inverse_spectrum)
 
     @cached_property

@@ -191,20 +191,7 @@ def kernel_observable(
 
 
 def observable_values(system: MeanField, observable: Function) -> FloatArray:
-    """Evaluate an observable on the cells.
-
-    Parameters
-    ----------
-    system
-        Gives the grid.
-    observable
-        A function of positions.
-
-    Returns
-    -------
-    FloatArray
-        One value per cell.
-    """
+    """Evaluate an observable on the cells."""
     points = torch.from_numpy(np.ascontiguousarray(system.grid.points))
     with torch.no_grad():
         return np.asarray(observable(points).double().numpy())

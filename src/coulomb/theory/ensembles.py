@@ -27,12 +27,6 @@ class BatchedSum(AbstractPairSum):
 
     The twin of `ExactSum`, which takes group after group. Particles at the same place
     get no direction here: exact draws and Metropolis moves do not put them there.
-
-    Parameters
-    ----------
-    softening
-        In the gradient, and only there, nearer pairs push as if their slope were that
-        of this distance; 0 for the true gradient.
     """
 
     softening: float = 0.0
@@ -85,22 +79,7 @@ class Energies(NamedTuple):
 def configuration_energies(
     system: MeanField, positions: Tensor, *, softening: float = 0.0
 ) -> Energies:
-    """Evaluate `H` and `N grad_k H` of many configurations.
-
-    Parameters
-    ----------
-    system
-        The system; its grid is not used.
-    positions
-        Shape `(configurations, n_particles, dim)`.
-    softening
-        As in `BatchedSum`; it changes the gradient alone.
-
-    Returns
-    -------
-    Energies
-        As `Hamiltonian.value` and `.gradient`, for all configurations at once.
-    """
+    """Evaluate `H` and `N grad_k H` of many configurations."""
     field = system.objective.field(Particles(positions))
     value, gradient = field.potential.mean(dim=-1), field.gradient
     if system.strength:
@@ -115,18 +94,6 @@ def mean_spacing(system: MeanField, n_particles: int) -> float:
 
     The force of the nearest particle has no variance, and a drift that follows it is
     mostly refused; any drift leaves the law as it is.
-
-    Parameters
-    ----------
-    system
-        Gives the domain.
-    n_particles
-        `N`.
-
-    Returns
-    -------
-    float
-        The width of the domain over `N^(1/d)`.
     """
     width = float(np.ptp(system.grid.centres, axis=0).max())
     return width / float(n_particles ** (1 / system.grid.dim))
@@ -151,22 +118,6 @@ def draw_independent(
 
     A cell is drawn by its mass, then a uniform place in it; so the density of the draws
     is known exactly.
-
-    Parameters
-    ----------
-    system
-        Gives the grid, a box or a disc.
-    density
-        Values on the cells, of mass one.
-    configurations, n_particles
-        How many.
-    generator
-        The source of randomness.
-
-    Returns
-    -------
-    Draws
-        Positions and the logarithm of their joint density.
     """
     grid = _box(system.grid)
     total = configurations * n_particles
@@ -207,15 +158,7 @@ Law = Callable[[Tensor], LogLaw]
 
 
 class CellLookup:
-    """The product of a piecewise constant density over the particles.
-
-    Parameters
-    ----------
-    grid
-        A box or a disc.
-    log_density
-        Values on the cells.
-    """
+    """The product of a piecewise constant density over the particles."""
 
     def __init__(self, grid: AbstractGrid, log_density: FloatArray) -> None:
         grid = _box(grid)
@@ -231,18 +174,7 @@ class CellLookup:
         self._last = torch.tensor(grid.shape) - 1
 
     def __call__(self, positions: Tensor) -> LogLaw:
-        """Evaluate the law; its gradient is that between cells.
-
-        Parameters
-        ----------
-        positions
-            Shape `(configurations, n_particles, dim)`.
-
-        Returns
-        -------
-        LogLaw
-            The sum over particles.
-        """
+        """Evaluate the law; its gradient is that between cells."""
         index = ((positions - self._corner) / self._spacing).floor().long()
         index = torch.minimum(index.clamp_min(0), self._last)
         cell = tuple(index.unbind(dim=-1))

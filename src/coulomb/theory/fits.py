@@ -31,20 +31,6 @@ def fit_line(
     If the points scatter more than their errors say, the error of the slope grows to
     match; then its interval uses Student's distribution.
 
-    Parameters
-    ----------
-    x, y
-        The points, at least one more than there are coefficients.
-    errors
-        Standard errors of `y`, positive.
-    nuisance
-        A further regressor whose coefficient is not reported.
-
-    Returns
-    -------
-    Fit
-        The slope, its standard error and its 95 % interval.
-
     Examples
     --------
     >>> fit = fit_line(np.arange(4.0), 2 * np.arange(4.0) + 1, np.full(4, 0.1))
@@ -71,18 +57,6 @@ def fit_line(
 
 def fit_power(n: FloatArray, values: FloatArray, errors: FloatArray) -> Fit:
     """Fit `values = c n^slope` on logarithmic axes.
-
-    Parameters
-    ----------
-    n, values
-        Positive numbers.
-    errors
-        Standard errors of the values.
-
-    Returns
-    -------
-    Fit
-        The exponent with its error; the intercept is `log c`.
 
     Examples
     --------

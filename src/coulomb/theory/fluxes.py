@@ -21,16 +21,6 @@ from coulomb.theory.system import MeanField
 def bernoulli(x: FloatArray) -> FloatArray:
     """Evaluate `B(x) = x / (e^x - 1)`.
 
-    Parameters
-    ----------
-    x
-        Any real numbers.
-
-    Returns
-    -------
-    FloatArray
-        Positive, the same shape.
-
     Examples
     --------
     >>> bernoulli(np.array([0.0]))
@@ -45,20 +35,7 @@ def bernoulli(x: FloatArray) -> FloatArray:
 def rate_and_slope(
     difference: FloatArray, beta: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Evaluate `b(D) = B(beta D) / beta` and its derivative; upwind at `beta = inf`.
-
-    Parameters
-    ----------
-    difference
-        `D`, the rise of the potential across a face.
-    beta
-        Inverse temperature.
-
-    Returns
-    -------
-    tuple
-        `b >= 0` and `b' <= 0`.
-    """
+    """Evaluate `b(D) = B(beta D) / beta` and its derivative; upwind at `beta = inf`."""
     if math.isinf(beta):
         return np.maximum(-difference, 0.0), np.where(
             difference < 0, -1.0, np.where(difference > 0, 0.0, -0.5)
@@ -168,26 +145,6 @@ def implicit_step(
     Newton solves `U = V + lambda g * S(U)`, the linear systems by GMRES. For
     interactions that are positive on differences of densities the free energy cannot
     rise, whatever `dt`. [CPM eq:main-mckean-vlasov].
-
-    Parameters
-    ----------
-    system
-        The system.
-    density
-        At the start of the step.
-    dt
-        Length of the step.
-    guess
-        A first guess of `U`.
-    tolerance
-        Of the last change of the density, in mass.
-    max_iterations
-        Newton steps before giving up.
-
-    Returns
-    -------
-    Step
-        Positive and of the same mass even if not converged.
     """
     grid, beta = system.grid, system.inverse_temperature
     if not system.strength:

@@ -13,20 +13,7 @@ from coulomb.theory.system import MeanField, safe_log
 
 
 def chemical_potential(system: MeanField, density: FloatArray) -> FloatArray:
-    """Evaluate `U + log(rho) / beta`, constant at equilibrium.
-
-    Parameters
-    ----------
-    system
-        The system.
-    density
-        Values on the cells.
-
-    Returns
-    -------
-    FloatArray
-        One value per cell.
-    """
+    """Evaluate `U + log(rho) / beta`, constant at equilibrium."""
     beta = system.inverse_temperature
     entropic = safe_log(density) / beta if math.isfinite(beta) else 0.0
     return system.felt(density) + entropic

@@ -72,18 +72,7 @@ class Weighted(NamedTuple):
 
 
 def log_mean(log_values: FloatArray) -> LogEstimate:
-    """Estimate `log E[exp(value)]` from independent draws.
-
-    Parameters
-    ----------
-    log_values
-        One per draw; minus infinity counts as zero.
-
-    Returns
-    -------
-    LogEstimate
-        With the standard error by the delta method.
-    """
+    """Estimate `log E[exp(value)]` from independent draws."""
     top = float(log_values.max())
     if not math.isfinite(top):
         return LogEstimate(-math.inf, math.inf, 0.0)
@@ -108,28 +97,6 @@ def weighted_configurations(
 
     With bridges the draws are moved through laws in between (Neal 2001), which keeps
     the weights even.
-
-    Parameters
-    ----------
-    system
-        At `beta = beta_N / N`, finite.
-    n_particles
-        `N`.
-    density
-        Of the product law.
-    tilt
-        `theta`.
-    observable
-        `f`; needed where the tilt is not zero.
-    settings
-        How much is drawn.
-    generator
-        The source of randomness.
-
-    Returns
-    -------
-    Weighted
-        The mean of the exponentials of the log-weights is the normaliser, unbiased.
     """
     settings = settings or ImportanceSettings()
     if math.isinf(system.inverse_temperature):

@@ -30,26 +30,6 @@ def metropolis_move(
     is refused, except that in a box it is reflected, and its density is the sum over
     its mirror images. Drifts longer than the noise are shortened to it, which singular
     forces need; any drift is exact.
-
-    Parameters
-    ----------
-    law
-        The law of each configuration.
-    positions
-        Shape `(configurations, n_particles, dim)`.
-    here
-        The law at the positions.
-    step_size
-        `h`, shape `(configurations,)`; in a box at most its width squared over 40.
-    domain
-        Where particles may be.
-    generator
-        The source of randomness.
-
-    Returns
-    -------
-    tuple
-        The new positions, the law there, and which configurations moved.
     """
     if isinstance(domain, Box) and _reflects(domain):
         # Up to here the images left out are below rounding, so the move is exact.

@@ -8,16 +8,6 @@ from typing import Any
 def plain(value: Any) -> Any:
     """Turn arrays, NamedTuples and enumerations into what JSON knows.
 
-    Parameters
-    ----------
-    value
-        A result of this package, or a dictionary of them.
-
-    Returns
-    -------
-    Any
-        Dictionaries, lists, numbers and strings; NaN and infinities become None.
-
     Examples
     --------
     >>> from coulomb.theory.fits import Fit

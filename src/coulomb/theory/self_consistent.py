@@ -24,20 +24,7 @@ class Equilibrium(NamedTuple):
 
 
 def gibbs_density(system: MeanField, felt: FloatArray) -> FloatArray:
-    """Evaluate `exp(-beta U) / Z` on the cells.
-
-    Parameters
-    ----------
-    system
-        A system at finite temperature.
-    felt
-        `U` on the cells.
-
-    Returns
-    -------
-    FloatArray
-        A density.
-    """
+    """Evaluate `exp(-beta U) / Z` on the cells."""
     weights = np.exp(-system.inverse_temperature * (felt - felt.min()))
     return np.asarray(weights / (weights @ system.grid.volumes))
 

@@ -18,13 +18,6 @@ class ShellSum(AbstractGridSum):
     Newton's `1 / max(a, b)`. The second term is averaged over both shells, so that it
     is finite up to `s < 3`.
 
-    Parameters
-    ----------
-    interaction
-        A Riesz potential without truncation.
-    grid
-        The shells.
-
     Examples
     --------
     >>> pairs = ShellSum(Riesz(s=1), RadialBall(1.0, 50))
@@ -82,20 +75,7 @@ def _moment(r: FloatArray, s: float) -> FloatArray:
 
 
 def grid_sum(interaction: AbstractInteraction, grid: AbstractGrid) -> AbstractGridSum:
-    """Choose the sum over pairs of cells that fits a grid.
-
-    Parameters
-    ----------
-    interaction
-        The pair potential.
-    grid
-        Any grid of this package.
-
-    Returns
-    -------
-    AbstractGridSum
-        By FFT on Cartesian grids, by shells on a ball.
-    """
+    """Choose the sum over pairs of cells that fits a grid."""
     if isinstance(grid, AbstractBoxGrid):
         return ConvolutionSum(interaction, grid)
     if isinstance(grid, RadialBall):

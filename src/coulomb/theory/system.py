@@ -241,16 +241,5 @@ class MeanField:
 
 
 def safe_log(density: FloatArray) -> FloatArray:
-    """Take the logarithm of a density, finite where the density is zero.
-
-    Parameters
-    ----------
-    density
-        At least zero.
-
-    Returns
-    -------
-    FloatArray
-        `log max(density, tiny)`, so that `density * log(density)` is zero at zero.
-    """
+    """Take the logarithm of a density, finite where the density is zero."""
     return np.asarray(np.log(np.maximum(density, np.finfo(np.float64).tiny)))

@@ -79,21 +79,6 @@ def line_distances(
 
 
 def draw_from(grid: Interval, density: FloatArray, uniforms: FloatArray) -> FloatArray:
-    """Turn uniform numbers into draws of a piecewise constant density on the line.
-
-    Parameters
-    ----------
-    grid
-        An interval.
-    density
-        Values on the cells, of mass one.
-    uniforms
-        Numbers in [0, 1], any shape.
-
-    Returns
-    -------
-    FloatArray
-        The same shape.
-    """
+    """Turn uniform numbers into draws of a piecewise constant density on the line."""
     levels = np.concatenate([[0.0], np.cumsum(density * grid.volumes)])
     return np.asarray(np.interp(uniforms * levels[-1], levels, grid.edges))

@@ -1,0 +1,1 @@
+"""Phase A: labels move the particles of a model."""

@@ -1,0 +1,1 @@
+"""The paper's encoder, on padded and on packed sequences."""

@@ -1,0 +1,263 @@
+"""The paper's encoder. It receives the attention layer and knows no variant of it."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from coulomb._support.errors import ParameterError
+from coulomb.attention.encoder.settings import EncoderSettings
+from coulomb.attention.layers.parameter_init import (
+    Seed,
+    as_generator,
+    empty_linear,
+    reset_linear,
+)
+
+__all__ = ["AttentionFactory", "EncoderLayer", "EncoderSettings", "KernelEncoder"]
+
+# Of embeddings, which a layer norm follows. Unit variance without one learns badly.
+_EMBEDDING_STD = 0.02
+_N_PARTS = 2  # texts of a pair
+
+
+class AttentionFactory(Protocol):
+    """What builds the attention of one layer: `KernelAttention`, or a partial of it."""
+
+    def __call__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        batch_first: bool,
+        generator: torch.Generator,
+    ) -> nn.Module:
+        """Build a layer that is called like `torch.nn.MultiheadAttention`."""
+
+
+class EncoderLayer(nn.Module):
+    """Attention and a feed-forward network, each added to its input.
+
+    `x + f(x)`, normalised afterwards (`"post"`) or inside f (`"pre"`).
+    """
+
+    def __init__(
+        self,
+        settings: EncoderSettings,
+        attention: nn.Module,
+        *,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        place = torch.get_default_device()
+        width, inner = settings.width, settings.ffn_width
+        self.attention = attention
+        self.attention_norm = nn.LayerNorm(width)
+        self.widen = empty_linear(width, inner, device=place)
+        self.narrow = empty_linear(inner, width, device=place)
+        self.ffn_norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(settings.dropout)
+        self.pre_norm = settings.norm == "pre"
+        for linear in (self.widen, self.narrow):
+            reset_linear(linear, generator=generator)
+
+    def _attend(self, x: Tensor, padding: Tensor | None) -> Tensor:
+        out: Tensor = self.attention(
+            x, x, x, key_padding_mask=padding, need_weights=False
+        )[0]
+        return self.dropout(out)
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        inner = self.dropout(functional.gelu(self.widen(x)))
+        return self.dropout(self.narrow(inner))
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        """Transform the states."""
+        if self.pre_norm:
+            x = x + self._attend(self.attention_norm(x), padding)
+            return x + self._feed_forward(self.ffn_norm(x))
+        x = self.attention_norm(x + self._attend(x, padding))
+        return self.ffn_norm(x + self._feed_forward(x))
+
+
+class KernelEncoder(nn.Module):
+    """Tokens to logits: embeddings, layers around any attention, pooling, a head.
+
+    Parameters
+    ----------
+    settings
+        The shape.
+    attention
+        Builds the attention of each layer: `KernelAttention`, a `functools.partial` of
+        it with other options, or anything that is called alike.
+    generator
+        A generator on the CPU or a seed; None draws from torch's own.
+
+    Examples
+    --------
+    >>> from functools import partial
+    >>> from coulomb.attention.layers.kernel import KernelAttention
+    >>> attention = partial(KernelAttention, qkv="shared", n_features=64)
+    >>> model = KernelEncoder(EncoderSettings(100, 2), attention, generator=0)
+    >>> tokens = torch.tensor([[5, 7, 9], [5, 8, 0]])
+    >>> model(tokens, key_mask=tokens != 0).shape
+    torch.Size([2, 2])
+    """
+
+    position_embedding: nn.Embedding | None
+    pooling_weights: Tensor | None
+
+    def __init__(
+        self,
+        settings: EncoderSettings,
+        attention: AttentionFactory,
+        *,
+        generator: Seed = None,
+    ) -> None:
+        super().__init__()
+        source = as_generator(generator)
+        place = torch.get_default_device()
+        width = settings.width
+        self.settings = settings
+        self.token_embedding = _embedding(settings.vocab_size, width, source)
+        places = {"learned": settings.max_length, "parts": _N_PARTS, "none": 0}
+        rows = places[settings.positions]
+        self.position_embedding = _embedding(rows, width, source) if rows else None
+        self.embedding_norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(settings.dropout)
+        self.layers = nn.ModuleList(
+            EncoderLayer(
+                settings,
+                attention(width, settings.n_heads, batch_first=True, generator=source),
+                generator=source,
+            )
+            for _ in range(settings.n_layers)
+        )
+        last = settings.norm == "pre"
+        self.final_norm = nn.LayerNorm(width) if last else nn.Identity()
+        self.head = empty_linear(width, settings.n_classes, device=place)
+        reset_linear(self.head, generator=source)
+        given = isinstance(settings.pooling, tuple)
+        weights = torch.tensor(settings.pooling) if given else None
+        self.register_buffer("pooling_weights", weights)
+
+    def encode(
+        self,
+        token_ids: Tensor,
+        key_mask: Tensor | None = None,
+        parts: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the states of the tokens.
+
+        Parameters
+        ----------
+        token_ids
+            Whole numbers, shape `(batch, length)`.
+        key_mask
+            Shape `(batch, length)`, True = real token; None if all are.
+        parts
+            For `positions="parts"`: 0 for tokens of the first text of a pair, 1 for
+            those of the second, shape `(batch, length)`; None if there is one text.
+
+        Returns
+        -------
+        Tensor
+            Shape `(batch, length, width)`; rows of padding mean nothing.
+        """
+        x = self.token_embedding(token_ids)
+        if self.position_embedding is not None and self.settings.positions == "parts":
+            which = torch.zeros_like(token_ids) if parts is None else parts
+            x = x + self.position_embedding(which)
+        elif self.position_embedding is not None:
+            length = token_ids.shape[1]
+            if not torch.compiler.is_compiling() and length > self.settings.max_length:
+                raise ParameterError(
+                    "`token_ids` must have at most max_length = "
+                    f"{self.settings.max_length} columns; got {length}. Truncate them, "
+                    "or set EncoderSettings(max_length=...)."
+                )
+            x = x + self.position_embedding.weight[:length]
+        x = self.dropout(self.embedding_norm(x))
+        padding = None if key_mask is None else ~key_mask
+        for layer in self.layers:
+            x = layer(x, padding)
+        out: Tensor = self.final_norm(x)
+        return out
+
+    def pool(self, states: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """Average states with weights from the simplex, `sum_t w_t x_t`.
+
+        Parameters
+        ----------
+        states
+            Shape `(batch, length, width)`.
+        key_mask
+            Shape `(batch, length)`, True = real token; None if all are.
+
+        Returns
+        -------
+        Tensor
+            Shape `(batch, width)`; zero for a sequence without real tokens.
+        """
+        pooling = self.settings.pooling
+        if pooling == "cls":
+            return states[:, 0]
+        real = torch.ones_like(states[..., 0], dtype=torch.bool)
+        real = real if key_mask is None else key_mask
+        if callable(pooling):
+            weights = pooling(states, real)
+        elif self.pooling_weights is not None:
+            weights = self._given_weights(states)
+        else:
+            weights = torch.ones_like(states[..., 0])
+        weights = weights * real  # (batch, length)
+        total = weights.sum(dim=1, keepdim=True)
+        weights = weights / total.masked_fill(total == 0, 1)
+        return (weights.unsqueeze(1) @ states).squeeze(1)
+
+    def _given_weights(self, states: Tensor) -> Tensor:
+        assert self.pooling_weights is not None
+        known, length = len(self.pooling_weights), states.shape[1]
+        if not torch.compiler.is_compiling() and length > known:
+            raise ParameterError(
+                f"`pooling` must have a weight for each of {length} positions; got "
+                f"{known}."
+            )
+        return self.pooling_weights[:length].to(states)
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        key_mask: Tensor | None = None,
+        parts: Tensor | None = None,
+    ) -> Tensor:
+        """Compute logits.
+
+        Parameters
+        ----------
+        token_ids
+            Whole numbers, shape `(batch, length)`.
+        key_mask
+            Shape `(batch, length)`, True = real token; None if all are.
+        parts
+            As in `encode`.
+
+        Returns
+        -------
+        Tensor
+            Shape `(batch, n_classes)`, or `(batch, length, n_classes)` from a token
+            head.
+        """
+        states = self.encode(token_ids, key_mask, parts)
+        if self.settings.head == "sequence":
+            states = self.pool(states, key_mask)
+        logits: Tensor = self.head(states)
+        return logits
+
+
+def _embedding(n: int, width: int, generator: torch.Generator) -> nn.Embedding:
+    drawn = torch.randn(n, width, generator=generator, device="cpu")
+    place = torch.get_default_device()
+    weight = (_EMBEDDING_STD * drawn).to(place, torch.get_default_dtype())
+    return nn.Embedding(n, width, _weight=weight)

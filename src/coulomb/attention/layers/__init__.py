@@ -1,0 +1,1 @@
+"""Attention layers: linear with learned features, and what it is compared with."""

@@ -1,0 +1,303 @@
+"""Linear attention with learnable kernels, called like torch's own layer."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from coulomb._support.checks import check_count
+from coulomb._support.errors import ParameterError, ParameterTypeError
+from coulomb.attention.layers.base import AbstractAttention, attention_layers
+from coulomb.attention.layers.masks import real_keys
+from coulomb.attention.layers.parameter_init import Seed, as_generator
+from coulomb.attention.ops.api import kernel_attention
+from coulomb.attention.ops.decoding import (
+    AttentionState,
+    decode_step,
+    init_state,
+    prefill,
+)
+from coulomb.attention.ops.reference import kernel_weights
+from coulomb.dynamics.initial import (
+    AbstractLaw,
+    Orthogonal,
+    draw_phases,
+    starting_laws,
+)
+from coulomb.features import (
+    AbstractFeatureMap,
+    CustomMap,
+    Particles,
+    as_feature_map,
+)
+
+__all__ = ["AbstractAttention", "KernelAttention", "attention_layers"]
+
+# Norm of a particle at the start, for maps without a norm of their own. Longer ones
+# make the features too sharp to learn from.
+_START_NORM = 1.5
+
+
+def _as_law(
+    start: AbstractLaw | str | None, feature_map: AbstractFeatureMap, dim: int
+) -> AbstractLaw:
+    if start is None:
+        # favor is unbiased at unit variance and at no other.
+        unit = feature_map.imitates_softmax
+        return Orthogonal(1.0 if unit else _START_NORM**2 / dim)
+    if isinstance(start, AbstractLaw):
+        return start
+    if isinstance(start, str):
+        return starting_laws.build(start)
+    raise ParameterTypeError(
+        f"`start` must be a starting law, its name or None; got {start!r}."
+    )
+
+
+@attention_layers.add("kernel")
+class KernelAttention(AbstractAttention):
+    """Multi-head linear attention, `a_i = phi(q_i)' G / phi(q_i)' z`.
+
+    `G = sum_j phi(k_j) v_j'` and `z = sum_j phi(k_j)`, where every head has its own
+    particles in the feature map `phi`. A drop-in for `torch.nn.MultiheadAttention`: the
+    same call, masks, parameter names and initialisation of the projections, so that
+    `load_state_dict(torch_layer.state_dict(), strict=False)` carries weights over.
+
+    The particles are in the state dict and, unless unfrozen, receive no gradient.
+    Queries and keys are scaled by `head_dim ** -0.25` for maps that imitate softmax.
+    Since there is no attention matrix whose entries could be dropped, dropout acts on
+    the output of the heads.
+
+    Parameters
+    ----------
+    embed_dim, num_heads
+        Width, and the number of heads it is split into.
+    feature_map
+        A map, its name, or a function of `(x, particles)`; its features should be
+        positive.
+    n_features
+        Particles of each head.
+    qkv
+        `"learned"` projects queries, keys and values. `"shared"` is the paper's
+        `Q = K = reshape(x)`: only values and output are projected.
+    start
+        The law of the particles: one of `coulomb.dynamics.initial`, its name, or None
+        for orthogonal blocks, of unit variance for maps that imitate softmax and of
+        norm about 1.5 for the others.
+    tied
+        Whether queries and keys meet the same particles, which makes every relation
+        symmetric where they are the same vectors. Untied ones have twice as many
+        coordinates, first those that meet queries, then those that meet keys; both
+        start as the tied ones do.
+    causal
+        Whether every call is causal, whatever its `is_causal`.
+    generator
+        A generator on the CPU or a seed; None draws from torch's own, as torch's layers
+        do.
+    dropout, bias, kdim, vdim, batch_first, device, dtype
+        As in `torch.nn.MultiheadAttention`.
+
+    Attributes
+    ----------
+    particles : torch.nn.Parameter
+        Positions, shape `(num_heads, n_features, head_dim)`, untied ones `(num_heads,
+        n_features, 2 * head_dim)`.
+    phases : torch.Tensor or None
+        A buffer of shape `(num_heads, n_features)`, for maps that need it.
+
+    Examples
+    --------
+    >>> layer = KernelAttention(8, 2, n_features=16, batch_first=True, generator=0)
+    >>> x = torch.ones(1, 3, 8)
+    >>> out, weights = layer(x, x, x)
+    >>> out.shape, weights.detach().sum(dim=-1).round(decimals=4)
+    (torch.Size([1, 3, 8]), tensor([[1., 1., 1.]]))
+    """
+
+    particles: nn.Parameter
+    phases: Tensor | None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        feature_map: str
+        | AbstractFeatureMap
+        | Callable[[Tensor, Particles], Tensor] = "softmaxfeat",
+        n_features: int = 256,
+        qkv: str = "learned",
+        start: AbstractLaw | str | None = None,
+        tied: bool = True,
+        causal: bool = False,
+        generator: Seed = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            embed_dim,
+            num_heads,
+            qkv=qkv,
+            dropout=dropout,
+            bias=bias,
+            kdim=kdim,
+            vdim=vdim,
+            batch_first=batch_first,
+            causal=causal,
+            device=device,
+            dtype=dtype,
+        )
+        self.feature_map = as_feature_map(feature_map)
+        if not self.feature_map.positive and not isinstance(
+            self.feature_map, CustomMap
+        ):
+            raise ParameterError(
+                "`feature_map` must be positive, or the weights of attention could sum "
+                f"to zero; got {feature_map!r}. Use 'favor' or 'cos2'."
+            )
+        self.n_features = check_count("n_features", n_features)
+        self.start = _as_law(start, self.feature_map, self.head_dim)
+        self.tied = tied
+        sides = 1 if tied else 2
+        empty = self.new_empty(num_heads, n_features, sides * self.head_dim)
+        self.particles = nn.Parameter(empty, requires_grad=False)
+        phases = empty[..., 0].clone() if self.feature_map.needs_phases else None
+        self.register_buffer("phases", phases)
+        self.reset_parameters(generator=generator)
+
+    def reset_parameters(self, *, generator: Seed = None) -> None:
+        source = as_generator(generator)
+        super().reset_parameters(generator=source)
+        size = self.n_features, self.head_dim
+        with torch.no_grad():
+            for head in self.particles:
+                drawn = self.start.draw(*size, generator=source)
+                head.copy_(drawn if self.tied else drawn.repeat(1, 2))
+            for phase in () if self.phases is None else self.phases:
+                phase.copy_(draw_phases(self.n_features, generator=source))
+
+    def freeze_particles(self) -> None:
+        """Let no gradient reach the particles; they are frozen at the start."""
+        self.particles.requires_grad_(False)
+
+    def unfreeze_particles(self) -> None:
+        """Let the particles be trained like any other parameter."""
+        self.particles.requires_grad_(True)
+
+    def as_particles(self) -> Particles:
+        """Give positions and phases in the form the operations take.
+
+        Returns
+        -------
+        Particles
+            The layer's own tensors, not copies.
+        """
+        return Particles(self.particles, self.phases)
+
+    def project(
+        self, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(query, key, value)
+        if self.feature_map.imitates_softmax:
+            scale = self.head_dim**-0.25
+            q, k = q * scale, k * scale
+        if not self.tied:
+            # Zeros where the other half of a particle is: the operations need not know.
+            q = functional.pad(q, (0, self.head_dim))
+            k = functional.pad(k, (self.head_dim, 0))
+        return q, k, v
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, causal: bool
+    ) -> Tensor:
+        out = kernel_attention(
+            q, k, v, self.as_particles(), self.feature_map, key_mask, causal=causal
+        )
+        return functional.dropout(out, self.dropout, self.training)
+
+    def weights(
+        self, q: Tensor, k: Tensor, key_mask: Tensor | None, *, causal: bool
+    ) -> Tensor:
+        return kernel_weights(
+            q, k, self.as_particles(), self.feature_map, key_mask, causal=causal
+        ).to(q.dtype)
+
+    def prefill(
+        self, x: Tensor, key_padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, AttentionState]:
+        """Attend causally to a whole prompt, and keep what decoding needs.
+
+        Parameters
+        ----------
+        x
+            The prompt, shape `(batch, length, embed_dim)` whatever `batch_first`.
+        key_padding_mask
+            Shape `(batch, length)`, True = padding.
+
+        Returns
+        -------
+        tuple
+            The output, shaped like `x`, and the state for `decode`.
+        """
+        key_mask = real_keys(key_padding_mask, x, batched=True)
+        q, k, v = self.project(x, x, x)
+        out = self.join(self.attend(q, k, v, key_mask, causal=True))
+        particles = self.as_particles()
+        return out, prefill(k, v, particles, self.feature_map, key_mask)
+
+    def decode(
+        self, x: Tensor, state: AttentionState | None = None
+    ) -> tuple[Tensor, AttentionState]:
+        """Add one token and attend to all so far, at a cost that knows no length.
+
+        Parameters
+        ----------
+        x
+            The token, shape `(batch, embed_dim)`.
+        state
+            What `prefill` or the last call returned; None before the first token.
+
+        Returns
+        -------
+        tuple
+            The output, shape `(batch, embed_dim)`, and the next state.
+
+        Examples
+        --------
+        >>> layer = KernelAttention(8, 2, n_features=16, causal=True, generator=0)
+        >>> prompt, token = torch.ones(1, 3, 8), torch.ones(1, 8)
+        >>> _, state = layer.prefill(prompt)
+        >>> out, state = layer.decode(token, state)
+        >>> out.shape
+        torch.Size([1, 8])
+        """
+        rows = x.unsqueeze(1)
+        q, k, v = self.project(rows, rows, rows)
+        particles = self.as_particles()
+        if state is None:
+            state = init_state(
+                particles,
+                self.feature_map,
+                batch=x.shape[0],
+                heads=self.num_heads,
+                dim_v=self.head_dim,
+            )
+        token = q[:, :, 0], k[:, :, 0], v[:, :, 0]
+        out, state = decode_step(state, *token, particles, self.feature_map)
+        out = functional.dropout(out, self.dropout, self.training)
+        return self.join(out.unsqueeze(2)).squeeze(1), state
+
+    def extra_repr(self) -> str:
+        features = f"feature_map={self.feature_map!r}, n_features={self.n_features}"
+        features += "" if self.tied else ", tied=False"
+        return f"{super().extra_repr()}, {features}"
+
+
+attention_layers.add("favor")(partial(KernelAttention, feature_map="favor"))

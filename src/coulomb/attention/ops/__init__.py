@@ -1,0 +1,1 @@
+"""Attention as pure functions: one interface, several ways to compute it."""

@@ -1,0 +1,324 @@
+"""Linearised attention as pure functions.
+
+`a_i = phi(q_i)' G / phi(q_i)' z` with the sums `G = sum_j phi(k_j) v_j'` and
+`z = sum_j phi(k_j)`. A mask multiplies `phi(k)`, in numerator and normaliser alike. A
+query that sees no real key gets zero. Nothing is drawn at random and no constant is
+added to a normaliser.
+
+Half-precision operands are computed in float32; the output has the precision of `v`.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from coulomb.attention.ops import traceable as plain
+from coulomb.attention.ops.autograd import FusedAttention, full_precision
+from coulomb.attention.ops.blocks import Bucket, Cut, Plan
+from coulomb.attention.ops.checks import (
+    check_form,
+    check_mask,
+    check_operands,
+    check_packed,
+    head_particles,
+    sequence_bounds,
+    working_dtype,
+)
+from coulomb.features import AbstractFeatureMap, Particles, as_feature_map
+
+# A slab has at least this many sequences times heads: fewer do not occupy the cores,
+# more would leave each too short a block in the cache.
+_GROUPS = 8
+
+# Features that take up no more than this, all together, are kept for the backward pass
+# instead of being evaluated again.
+_KEPT_BYTES = 1 << 25
+
+
+# Short sequences share a slab, as long as its features stay in the cache.
+_SLAB_ELEMENTS = 1 << 19
+
+
+def _batch_cuts(
+    k: Tensor, key_mask: Tensor | None, n_features: int
+) -> tuple[tuple[int, int], ...]:
+    batch, heads, length = k.shape[:3]
+    if k.device.type != "cpu":
+        step = batch
+    else:
+        if key_mask is not None:
+            # Not the padded length: more padding must not change the sums.
+            length = int(key_mask.sum(dim=1).max()) if batch else 0
+        few = _SLAB_ELEMENTS // max(heads * length * n_features, 1)
+        step = max(1, _GROUPS // max(heads, 1), few)
+    return tuple((i, min(i + step, batch)) for i in range(0, batch, max(step, 1)))
+
+
+def linear_attention(
+    phi_q: Tensor,
+    phi_k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    form: str = "auto",
+) -> Tensor:
+    """Attend with given features, `a_i = phi(q_i)' G / phi(q_i)' z`.
+
+    Parameters
+    ----------
+    phi_q, phi_k
+        Features, shapes `(batch, heads, n, n_features)` and
+        `(batch, heads, m, n_features)`; n and m may differ (cross-attention).
+    v
+        Values, shape `(batch, heads, m, dim_v)`.
+    key_mask
+        Shape `(batch, m)`, True = real token; None if all are.
+    causal
+        Whether query i sees the keys j <= i only.
+    form
+        `"linear"` sums over keys first, `"quadratic"` forms `phi_q phi_k'` first; the
+        numbers are the same. `"auto"` takes the cheaper.
+
+    Returns
+    -------
+    Tensor
+        Shape `(batch, heads, n, dim_v)`.
+
+    Examples
+    --------
+    >>> phi = torch.ones(1, 1, 3, 2)
+    >>> v = torch.tensor([1.0, 2.0, 6.0]).view(1, 1, 3, 1)
+    >>> linear_attention(phi, phi, v).flatten()
+    tensor([3., 3., 3.])
+    >>> linear_attention(phi, phi, v, causal=True).flatten()
+    tensor([1.0000, 1.5000, 3.0000])
+    """
+    check_form(form)
+    check_operands(("phi_q", "phi_k", "v"), (phi_q, phi_k, v), causal=causal)
+    check_mask(key_mask, phi_k)
+    with full_precision(v):
+        dtype = working_dtype(v)
+        if plain.must_be_plain(v):
+            if key_mask is not None:
+                phi_k = phi_k.masked_fill(~key_mask[:, None, :, None], 0)
+            features = phi_q.to(dtype), phi_k.to(dtype), None
+            return _plain_forms(*features, v, key_mask, causal=causal, form=form)
+        none = torch.empty(phi_q.shape[1], 0, 0, dtype=dtype, device=v.device)
+        plan = Plan(None, causal, form, _batch_cuts(phi_k, key_mask, phi_k.shape[-1]))
+        return _apply(phi_q, phi_k, v, Particles(none), key_mask, plan)
+
+
+def kernel_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    particles: Particles,
+    feature_map: str | AbstractFeatureMap | Callable[[Tensor, Particles], Tensor],
+    key_mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    form: str = "auto",
+) -> Tensor:
+    """Attend with features that are evaluated block by block and not stored.
+
+    The same number as `linear_attention(phi(q), phi(k), v)`. The backward pass
+    evaluates the features again (unless they are few); it gives gradients of queries,
+    keys, values, positions and phases, once (not of gradients).
+
+    Where numba is installed, large problems with `favor` or `softmaxfeat` in float32 on
+    a CPU are computed in compiled loops, if dimensions and the number of particles are
+    multiples of 16; the first call ever compiles them. The environment variable
+    ``COULOMB_NUMBA=0`` turns them off.
+
+    Parameters
+    ----------
+    q, k
+        Queries `(batch, heads, n, dim)` and keys `(batch, heads, m, dim)`.
+    v
+        Values, shape `(batch, heads, m, dim_v)`.
+    particles
+        Positions `(heads, n_particles, dim)`, or `(n_particles, dim)` for all heads;
+        phases without the last axis, where the map needs them.
+    feature_map
+        A map, its name, or a function of `(x, particles)`.
+    key_mask
+        Shape `(batch, m)`, True = real token; None if all are.
+    causal
+        Whether query i sees the keys j <= i only.
+    form
+        `"linear"`, `"quadratic"`, or `"auto"` for the cheaper; the numbers are the
+        same.
+
+    Returns
+    -------
+    Tensor
+        Shape `(batch, heads, n, dim_v)`.
+
+    Examples
+    --------
+    >>> x = torch.eye(3).view(1, 1, 3, 3)
+    >>> particles = Particles(4 * torch.eye(3))
+    >>> kernel_attention(x, x, x, particles, "softmaxfeat").argmax(-1)
+    tensor([[[0, 1, 2]]])
+    """
+    check_form(form)
+    check_operands(("q", "k", "v"), (q, k, v), causal=causal)
+    check_mask(key_mask, k)
+    feature_map = as_feature_map(feature_map)
+    with full_precision(v):
+        particles = head_particles(particles, q.shape[1], q)
+        if plain.must_be_plain(v):
+            dtype = particles.positions.dtype
+            features = plain.feature_pair(
+                q.to(dtype),
+                k.to(dtype),
+                particles,
+                feature_map,
+                key_mask,
+                causal=causal,
+            )
+            return _plain_forms(*features, v, key_mask, causal=causal, form=form)
+        n_features = particles.n_particles
+        plan = Plan(feature_map, causal, form, _batch_cuts(k, key_mask, n_features))
+        return _apply(q, k, v, particles, key_mask, plan)
+
+
+def packed_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    particles: Particles,
+    feature_map: str | AbstractFeatureMap | Callable[[Tensor, Particles], Tensor],
+    cu_seqlens: Tensor,
+    *,
+    causal: bool = False,
+    max_length: int | None = None,
+) -> Tensor:
+    """Attend inside each of several sequences that follow one another, unpadded.
+
+    The same as `kernel_attention` of each sequence by itself.
+
+    Parameters
+    ----------
+    q, k
+        Queries and keys, shape `(tokens, heads, dim)`.
+    v
+        Values, shape `(tokens, heads, dim_v)`.
+    particles, feature_map
+        As in `kernel_attention`.
+    cu_seqlens
+        Cumulative lengths `[0, n_1, n_1 + n_2, ..., tokens]`, whole numbers.
+    causal
+        Whether a query sees only the keys up to its own position.
+    max_length
+        The longest sequence. Needed only under `torch.compile(fullgraph=True)`,
+        `torch.export` and `torch.func.vmap`, which cannot read `cu_seqlens`.
+
+    Returns
+    -------
+    Tensor
+        Shape `(tokens, heads, dim_v)`.
+
+    Examples
+    --------
+    >>> x = torch.ones(3, 1, 2)
+    >>> v = torch.tensor([1.0, 3.0, 5.0]).view(3, 1, 1)
+    >>> bounds = torch.tensor([0, 2, 3])
+    >>> packed_attention(x, x, v, Particles(torch.ones(4, 2)), "elu", bounds).flatten()
+    tensor([2., 2., 5.])
+    """
+    check_packed(q, k, v)
+    feature_map = as_feature_map(feature_map)
+    with full_precision(v):
+        if plain.must_be_plain(v):
+            tokens = torch.arange(q.shape[0], device=q.device)
+            if max_length is None:
+                max_length = int((cu_seqlens[1:] - cu_seqlens[:-1]).max())
+            rows, mask = _padding(cu_seqlens[:-1], cu_seqlens[1:], max_length)
+            q, k, v = (x[rows].transpose(1, 2) for x in (q, k, v))
+            out = kernel_attention(q, k, v, particles, feature_map, mask, causal=causal)
+            # Rows beyond a sequence are masked keys and unused queries.
+            owner = torch.searchsorted(cu_seqlens[1:], tokens, right=True)
+            return out.transpose(1, 2)[owner, tokens - cu_seqlens[owner]]
+        particles = head_particles(particles, q.shape[1], q)
+        bounds = sequence_bounds(cu_seqlens, q.shape[0])
+        cuts = _packed_cuts(bounds, q, particles.n_particles)
+        plan = Plan(feature_map, causal, "auto", cuts, packed=True)
+        return _apply(q, k, v, particles, None, plan)
+
+
+def _packed_cuts(
+    bounds: tuple[tuple[int, int], ...], q: Tensor, n_features: int
+) -> tuple[Cut, ...]:
+    # Short sequences share a slab with those of about their length; long ones, whose
+    # features fill the cache, are slabs by themselves.
+    row = max(q.shape[1] * n_features, 1)
+    cuts: list[Cut] = []
+    together: list[tuple[int, int]] = []
+    for bound in sorted(bounds, key=lambda bound: bound[1] - bound[0]):
+        longest = bound[1] - bound[0]
+        if together and (len(together) + 1) * longest * row > _SLAB_ELEMENTS:
+            cuts.append(_bucket(together, q.device))
+            together = []
+        together.append(bound)
+    if together:
+        cuts.append(_bucket(together, q.device))
+    return tuple(cuts)
+
+
+def _bucket(bounds: list[tuple[int, int]], device: torch.device) -> Cut:
+    if len(bounds) == 1:
+        return bounds[0]
+    starts, stops = torch.tensor(bounds, device=device).unbind(1)
+    longest = bounds[-1][1] - bounds[-1][0]
+    return Bucket(*_padding(starts, stops, longest))
+
+
+def _padding(starts: Tensor, stops: Tensor, max_length: int) -> tuple[Tensor, Tensor]:
+    steps = torch.arange(max_length, device=starts.device)
+    rows = starts.unsqueeze(1) + steps
+    mask = rows < stops.unsqueeze(1)
+    return rows.masked_fill(~mask, 0), mask
+
+
+def _apply(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    particles: Particles,
+    key_mask: Tensor | None,
+    plan: Plan,
+) -> Tensor:
+    operands = (q, k, v, *particles)
+    if torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in operands
+    ):
+        rows = (q.numel() + k.numel()) // max(q.shape[-1], 1)
+        size = rows * particles.positions.shape[-2] * particles.positions.element_size()
+        plan = plan._replace(backward=True, keep=size <= _KEPT_BYTES)
+    out: Tensor = FusedAttention.apply(  # type: ignore[no-untyped-call]
+        q, k, v, *particles, key_mask, plan
+    )
+    return out
+
+
+def _plain_forms(
+    phi_q: Tensor,
+    phi_k: Tensor,
+    logs: Tensor | None,
+    v: Tensor,
+    key_mask: Tensor | None,
+    *,
+    causal: bool,
+    form: str,
+) -> Tensor:
+    values = plain.values_with_ones(v.to(phi_k.dtype), key_mask)
+    if causal:
+        sums = plain.causal_sums(
+            phi_q, phi_k, values, logs, quadratic=form == "quadratic"
+        )
+    else:
+        sums = plain.bidirectional(phi_q, phi_k, values, quadratic=form == "quadratic")
+    return plain.ratio(sums).to(v.dtype)

@@ -1,0 +1,134 @@
+"""Shapes of the operands, each with one sentence for the user."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from coulomb._support.errors import ParameterError, ParameterTypeError, unknown_name
+from coulomb.features import Particles
+
+FORMS = ("auto", "linear", "quadratic")
+
+
+def check_form(form: str) -> None:
+    """Refuse a form that does not exist."""
+    if form not in FORMS:
+        raise unknown_name("form", form, FORMS)
+
+
+def _check_float(name: str, x: Tensor, dims: str, n_dims: int) -> None:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise ParameterTypeError(
+            f"`{name}` must be a floating-point tensor; got {kind}."
+        )
+    if x.dim() != n_dims:
+        raise ParameterError(f"`{name}` must have shape {dims}; got {tuple(x.shape)}.")
+
+
+def check_operands(
+    names: tuple[str, str, str], operands: Sequence[Tensor], *, causal: bool = False
+) -> None:
+    """Check queries, keys and values `(batch, heads, length, dim)`."""
+    q, k, v = operands
+    for name, x in zip(names, operands, strict=True):
+        _check_float(name, x, "(batch, heads, length, dim)", 4)
+    name_q, name_k, name_v = names
+    if q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
+        raise ParameterError(
+            f"`{name_q}` and `{name_k}` must agree in batch, heads and last axis; got "
+            f"{tuple(q.shape)} and {tuple(k.shape)}."
+        )
+    if k.shape[:3] != v.shape[:3]:
+        raise ParameterError(
+            f"`{name_k}` and `{name_v}` must agree in batch, heads and length; got "
+            f"{tuple(k.shape)} and {tuple(v.shape)}."
+        )
+    if causal and q.shape[2] != k.shape[2]:
+        raise ParameterError(
+            f"`causal=True` needs as many queries as keys; got {q.shape[2]} and "
+            f"{k.shape[2]}. For a prefix of keys use `prefill` and `decode_step`."
+        )
+
+
+def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Check packed queries, keys and values `(tokens, heads, dim)`."""
+    for name, x in zip("qkv", (q, k, v), strict=True):
+        _check_float(name, x, "(tokens, heads, dim)", 3)
+    if q.shape != k.shape or q.shape[:2] != v.shape[:2]:
+        raise ParameterError(
+            "`q`, `k` and `v` must agree in tokens and heads, `q` and `k` also in the "
+            f"last axis; got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}."
+        )
+
+
+def check_mask(key_mask: Tensor | None, k: Tensor) -> None:
+    """Check the key mask `(batch, length)`."""
+    if key_mask is None:
+        return
+    if key_mask.dtype != torch.bool:
+        raise ParameterTypeError(
+            f"`key_mask` must be boolean, True = real token; got {key_mask.dtype}."
+        )
+    if key_mask.shape != (k.shape[0], k.shape[2]):
+        raise ParameterError(
+            f"`key_mask` must have shape (batch, length) = {(k.shape[0], k.shape[2])}; "
+            f"got {tuple(key_mask.shape)}."
+        )
+
+
+def head_particles(particles: Particles, heads: int, x: Tensor) -> Particles:
+    """Give every head its particles, in the working precision."""
+    positions, phases = particles
+    _check_float("particles.positions", positions, "", positions.dim())
+    dim = x.shape[-1]
+    if positions.dim() not in (2, 3) or positions.shape[-1] != dim:
+        raise ParameterError(
+            "`particles.positions` must have shape (heads, n_particles, dim) or "
+            f"(n_particles, dim) with dim = {dim}; got {tuple(positions.shape)}."
+        )
+    if positions.dim() == 3 and positions.shape[0] != heads:
+        raise ParameterError(
+            f"`particles.positions` must have one group for each of {heads} heads; got "
+            f"{positions.shape[0]}."
+        )
+    if phases is not None and phases.shape not in (
+        positions.shape[:-1],
+        positions.shape[-2:-1],
+    ):
+        raise ParameterError(
+            f"`particles.phases` must have shape {tuple(positions.shape[:-1])}; got "
+            f"{tuple(phases.shape)}."
+        )
+    dtype = working_dtype(x)
+    positions = positions.to(dtype)
+    if positions.dim() == 2:
+        positions = positions.expand(heads, -1, -1)
+    if phases is not None:
+        phases = phases.to(dtype).expand(heads, -1)
+    return Particles(positions, phases)
+
+
+def working_dtype(x: Tensor) -> torch.dtype:
+    """Give the precision to compute in: that of `x`, but at least float32."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def sequence_bounds(cu_seqlens: Tensor, tokens: int) -> tuple[tuple[int, int], ...]:
+    """Read where each packed sequence starts and stops."""
+    if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point():
+        raise ParameterTypeError(
+            "`cu_seqlens` must be a vector of whole numbers; got "
+            f"{cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}."
+        )
+    ends = cu_seqlens.tolist()
+    rising = all(a <= b for a, b in pairwise(ends))
+    if not ends or ends[0] != 0 or ends[-1] != tokens or not rising:
+        shown = ends if len(ends) <= 8 else [*ends[:4], "...", *ends[-3:]]
+        raise ParameterError(
+            f"`cu_seqlens` must rise from 0 to the number of tokens, {tokens}; got "
+            f"{shown}."
+        )
+    return tuple((a, b) for a, b in pairwise(ends) if a < b)

@@ -1,0 +1,222 @@
+"""Recurrent decoding: one token at a time, at a cost that knows no context length."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from coulomb._support.errors import ParameterError
+from coulomb.attention.ops import compiled
+from coulomb.attention.ops import traceable as plain
+from coulomb.attention.ops.autograd import full_precision
+from coulomb.attention.ops.block_maps import ABSENT
+from coulomb.attention.ops.checks import check_mask, check_operands, head_particles
+from coulomb.features import (
+    AbstractFeatureMap,
+    Favor,
+    Particles,
+    as_feature_map,
+)
+
+_Map = str | AbstractFeatureMap | Callable[[Tensor, Particles], Tensor]
+
+
+class AttentionState(NamedTuple):
+    """What the keys and values so far amount to.
+
+    The features of the keys are divided by `exp(shift)`, and those of the queries
+    multiplied by it: it cancels. It is zero for every map but favor, where it is the
+    largest exponent of each feature so far.
+    """
+
+    sums: Tensor  # (batch, heads, dim_v + 1, n_features), [G z]'
+    shift: Tensor  # (batch, heads, n_features)
+
+    @property
+    def values(self) -> Tensor:
+        """`G = sum_j phi(k_j) v_j'`, shape `(batch, heads, n_features, dim_v)`."""
+        return self.sums[..., :-1, :].transpose(-1, -2)
+
+    @property
+    def normaliser(self) -> Tensor:
+        """`z = sum_j phi(k_j)`, shape `(batch, heads, n_features)`."""
+        return self.sums[..., -1, :]
+
+
+def init_state(
+    particles: Particles,
+    feature_map: _Map,
+    *,
+    batch: int,
+    heads: int,
+    dim_v: int,
+) -> AttentionState:
+    """Make the state before the first token.
+
+    Parameters
+    ----------
+    particles, feature_map
+        As in `kernel_attention`.
+    batch, heads, dim_v
+        The shape of what will be decoded.
+
+    Returns
+    -------
+    AttentionState
+        Zeros, at least float32, on the particles' device.
+
+    Examples
+    --------
+    >>> state = init_state(
+    ...     Particles(torch.ones(4, 2)), "elu", batch=1, heads=2, dim_v=3
+    ... )
+    >>> state.values.shape
+    torch.Size([1, 2, 4, 3])
+    """
+    feature_map = as_feature_map(feature_map)
+    positions = particles.positions
+    n_features = feature_map.n_features(particles.n_particles)
+    dtype = torch.promote_types(positions.dtype, torch.float32)
+    shape = (batch, heads, dim_v + 1, n_features)
+    sums = torch.zeros(shape, dtype=dtype, device=positions.device)
+    level = ABSENT if isinstance(feature_map, Favor) else 0.0
+    return AttentionState(sums, torch.full_like(sums[..., 0, :], level))
+
+
+def prefill(
+    k: Tensor,
+    v: Tensor,
+    particles: Particles,
+    feature_map: _Map,
+    key_mask: Tensor | None = None,
+    *,
+    state: AttentionState | None = None,
+) -> AttentionState:
+    """Add a whole prefix of keys and values to the state at once.
+
+    Parameters
+    ----------
+    k
+        Keys, shape `(batch, heads, length, dim)`.
+    v
+        Values, shape `(batch, heads, length, dim_v)`.
+    particles, feature_map
+        As in `kernel_attention`.
+    key_mask
+        Shape `(batch, length)`, True = real token; None if all are.
+    state
+        What came before; None for nothing.
+
+    Returns
+    -------
+    AttentionState
+        The state after the prefix.
+
+    Examples
+    --------
+    >>> k, v = torch.zeros(1, 1, 5, 2), torch.ones(1, 1, 5, 3)
+    >>> state = prefill(k, v, Particles(torch.ones(4, 2)), "softmaxfeat")
+    >>> state.normaliser  # five keys of 1/2 each
+    tensor([[[2.5000, 2.5000, 2.5000, 2.5000]]])
+    """
+    check_operands(("k", "k", "v"), (k, k, v))
+    check_mask(key_mask, k)
+    feature_map = as_feature_map(feature_map)
+    with full_precision(k):
+        if state is None:
+            state = init_state(
+                particles,
+                feature_map,
+                batch=k.shape[0],
+                heads=k.shape[1],
+                dim_v=v.shape[-1],
+            )
+        particles = head_particles(particles, k.shape[1], k)
+        dtype = particles.positions.dtype
+        if key_mask is not None:
+            k = k.masked_fill(~key_mask[:, None, :, None], 0)
+        values = plain.values_with_ones(v.to(dtype), key_mask)
+        sums, shift = state
+        if isinstance(feature_map, Favor):
+            exponents = feature_map.exponents(k.to(dtype), particles)
+            if key_mask is not None:
+                exponents = exponents.masked_fill(~key_mask[:, None, :, None], ABSENT)
+            higher = torch.maximum(shift, exponents.detach().amax(dim=2))
+            sums = sums * (shift - higher).exp().unsqueeze(2)
+            shift = higher
+            phi = (exponents - shift.unsqueeze(2)).exp()
+        else:
+            phi = feature_map(k.to(dtype), particles)
+        return AttentionState(sums + values.transpose(-1, -2) @ phi, shift)
+
+
+def decode_step(
+    state: AttentionState,
+    q_t: Tensor,
+    k_t: Tensor,
+    v_t: Tensor,
+    particles: Particles,
+    feature_map: _Map,
+) -> tuple[Tensor, AttentionState]:
+    """Add one token to the state and attend to all tokens so far.
+
+    `G <- G + phi(k_t) v_t'`, `z <- z + phi(k_t)`, `a_t = phi(q_t)' G / phi(q_t)' z`:
+    row t of `kernel_attention(..., causal=True)`.
+
+    Parameters
+    ----------
+    state
+        The state before the token; it is not changed.
+    q_t, k_t
+        Query and key of the token, shape `(batch, heads, dim)`.
+    v_t
+        Its value, shape `(batch, heads, dim_v)`.
+    particles, feature_map
+        As in `kernel_attention`.
+
+    Returns
+    -------
+    tuple
+        The output, shape `(batch, heads, dim_v)`, and the state after the token.
+
+    Examples
+    --------
+    >>> particles = Particles(torch.ones(4, 2))
+    >>> state = init_state(particles, "favor", batch=1, heads=1, dim_v=1)
+    >>> for value in (1.0, 3.0):
+    ...     x, v = torch.ones(1, 1, 2), torch.full((1, 1, 1), value)
+    ...     out, state = decode_step(state, x, x, v, particles, "favor")
+    ...     print(out.item())
+    1.0
+    2.0
+    """
+    if q_t.dim() != 3 or k_t.shape != q_t.shape or v_t.shape[:2] != q_t.shape[:2]:
+        raise ParameterError(
+            "`q_t`, `k_t` and `v_t` must have shape (batch, heads, dim); got "
+            f"{tuple(q_t.shape)}, {tuple(k_t.shape)} and {tuple(v_t.shape)}."
+        )
+    feature_map = as_feature_map(feature_map)
+    with full_precision(q_t):
+        particles = head_particles(particles, q_t.shape[1], q_t)
+        dtype = particles.positions.dtype
+        token = (q_t, k_t, v_t)
+        if compiled.decodes(feature_map, *token, particles.positions, *state):
+            out, after = compiled.decode(feature_map, token, particles.positions, state)
+            return out, AttentionState(*after)
+        rows = torch.stack([q_t, k_t], dim=2).to(dtype)  # (batch, heads, 2, dim)
+        values = functional.pad(v_t.to(dtype), (0, 1), value=1.0).unsqueeze(-1)
+        sums, shift = state
+        if isinstance(feature_map, Favor):
+            query, key = feature_map.exponents(rows, particles).unbind(dim=2)
+            higher = torch.maximum(shift, key.detach())
+            sums = sums * (shift - higher).exp().unsqueeze(2)
+            shift = higher
+            phi_q, phi_k = (query + shift).softmax(dim=-1), (key - shift).exp()
+        else:
+            phi_q, phi_k = feature_map(rows, particles).unbind(dim=2)
+        sums = torch.addcmul(sums, values, phi_k.unsqueeze(2))
+        # A product and a sum: BLAS is slow for batches of matrices times one vector.
+        out = plain.ratio((sums * phi_q.unsqueeze(2)).sum(dim=-1))
+        return out.to(v_t.dtype), AttentionState(sums, shift)

@@ -1,0 +1,177 @@
+"""Columns of CSV, TSV, JSON-lines and Parquet files, with errors that say the line."""
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from coulomb._support.errors import FileFormatError, ParameterError
+
+_SUFFIXES = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".tab": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+}
+_LONGEST_FIELD = 2**31 - 1  # the csv module stops at 131,072 characters otherwise
+
+
+def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
+    """Read some columns of a table."""
+    path = Path(path)
+    kind = table_format(path)
+    try:
+        columns = _READERS[kind](path, names)
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, error) from error
+    if not columns[names[0]]:
+        raise FileFormatError(f"{path} has no rows; give a file with some.")
+    return columns
+
+
+def table_format(path: Path) -> str:
+    """Tell the format of a file by its name.
+
+    Examples
+    --------
+    >>> table_format(Path("reviews.csv"))
+    'csv'
+    """
+    if path.suffix.lower() not in _SUFFIXES:
+        raise ParameterError(
+            f"`data` must end in {', '.join(_SUFFIXES)}; got {path.name!r}."
+        )
+    return _SUFFIXES[path.suffix.lower()]
+
+
+def _separated(
+    path: Path, names: Sequence[str], delimiter: str
+) -> dict[str, list[Any]]:
+    with (
+        _long_fields(),
+        path.open(encoding="utf-8-sig", newline="", errors="strict") as file,
+    ):
+        rows = csv.reader(file, delimiter=delimiter)
+        try:
+            header = next(rows, None)
+            if header is None:
+                raise FileFormatError(f"{path} is empty; give a file with a header.")
+            places = [_place(path, name, header) for name in names]
+            values: list[list[Any]] = [[] for _ in names]
+            for row in rows:
+                if not row:
+                    continue
+                if len(row) != len(header):
+                    raise FileFormatError(
+                        f"{path}, line {rows.line_num}: {len(row)} fields, but the "
+                        f"header has {len(header)}. Quote fields that hold a "
+                        f"{delimiter!r} or a line break."
+                    )
+                for column, place in zip(values, places, strict=True):
+                    column.append(row[place])
+        except csv.Error as error:
+            raise FileFormatError(
+                f"{path}, line {rows.line_num}: {error}. Is it a text file?"
+            ) from error
+    return dict(zip(names, values, strict=True))
+
+
+def _csv(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
+    return _separated(path, names, ",")
+
+
+def _tsv(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
+    return _separated(path, names, "\t")
+
+
+def _jsonl(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
+    values: dict[str, list[Any]] = {name: [] for name in names}
+    for number, row in json_rows(path):
+        for name in names:
+            if name not in row:
+                raise _missing(f"{path}, line {number}", name, list(row))
+            values[name].append(row[name])
+    return values
+
+
+def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Go through the objects of a JSON-lines file."""
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise FileFormatError(
+                    f"{path}, line {number}: not JSON ({error}). Write one object per "
+                    "line."
+                ) from error
+            if not isinstance(row, dict):
+                raise FileFormatError(
+                    f"{path}, line {number}: not a JSON object; got "
+                    f"{type(row).__name__}."
+                )
+            yield number, row
+
+
+def _parquet(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    if not path.exists():
+        raise FileNotFoundError(2, "No such file", str(path))
+    try:
+        header = pyarrow.parquet.read_schema(path).names
+        for name in names:
+            _place(path, name, header)
+        table = pyarrow.parquet.read_table(path, columns=list(dict.fromkeys(names)))
+    except pyarrow.ArrowInvalid as error:
+        raise FileFormatError(f"{path} is not a Parquet file: {error}.") from error
+    return {name: table.column(name).to_pylist() for name in names}
+
+
+_READERS = {"csv": _csv, "tsv": _tsv, "jsonl": _jsonl, "parquet": _parquet}
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    before = csv.field_size_limit(_LONGEST_FIELD)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def _place(path: Path, name: str, header: Sequence[str]) -> int:
+    if name not in header:
+        raise _missing(str(path), name, header)
+    return list(header).index(name)
+
+
+def _missing(place: str, name: str, header: Sequence[str]) -> ParameterError:
+    near = get_close_matches(name, header, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return ParameterError(
+        f"{place} has no column {name!r}{hint} It has: {', '.join(map(str, header))}. "
+        "Name columns with --text and --label."
+    )
+
+
+def _not_utf8(path: Path, error: UnicodeDecodeError) -> FileFormatError:
+    # The reader decodes in blocks: look for the place in the whole file.
+    data = path.read_bytes()
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as found:
+        error = found
+    line = data.count(b"\n", 0, error.start) + 1
+    return FileFormatError(
+        f"{path} is not UTF-8: byte 0x{data[error.start]:02x} in line {line}. Save it "
+        "as UTF-8, for example with `iconv -f latin1 -t utf-8`."
+    )
