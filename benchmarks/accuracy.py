@@ -31,7 +31,7 @@ from coulomb import (
     MultipleKernelClassifier,
     OrthogonalSampler,
 )
-from coulomb._support.files import write_json
+from coulomb._support.archive import write_json
 from coulomb.datasets import expected_accuracy, make_synthetic
 
 # Constants of the defaults were chosen on the paper's design, 42, and on the real data

@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from coulomb._support.files import write_json, write_whole
+from coulomb._support.archive import write_json, write_whole
 from coulomb.linearise import linearise
 from coulomb.linearise.api import random_student
 from coulomb.linearise.corpus import encode

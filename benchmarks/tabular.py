@@ -41,7 +41,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
 from coulomb import CoulombSampler, ImportanceSampler, OrthogonalSampler
-from coulomb._support.files import write_whole
+from coulomb._support.archive import write_whole
 
 # Numbers drawn from a formula, fewer than 200 rows, or (wdbc, wine, optdigits) the very
 # data that the defaults were chosen on.

@@ -11,7 +11,7 @@ from report_cases import (
     write_results,
 )
 
-from coulomb._support.files import write_json
+from coulomb._support.archive import write_json
 from coulomb.experiments.records import FRAMES
 from coulomb.report.page import write_report
 

@@ -20,8 +20,8 @@ from report_cases import (
     write_results,
 )
 
+from coulomb._support.archive import write_json
 from coulomb._support.errors import ParameterError
-from coulomb._support.files import write_json
 from coulomb.experiments.records import FILE, FRAMES
 from coulomb.report.contents import arrange
 from coulomb.report.page import write_report

@@ -18,7 +18,7 @@ from report_cases import (
 from scipy.stats import ttest_rel
 from typer.testing import CliRunner
 
-from coulomb._support.files import write_json
+from coulomb._support.archive import write_json
 from coulomb.cli.report import report
 from coulomb.experiments import Record
 from coulomb.report.charts import Axis, Chart, Curve, Dots, Field, Histogram, Ink

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from coulomb._support.archive import write_whole
 from coulomb._support.errors import FileFormatError, ParameterError, unknown_name
-from coulomb._support.files import write_whole
 
 if TYPE_CHECKING:
     from coulomb.text.predictor import Predictor

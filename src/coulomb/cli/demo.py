@@ -46,7 +46,7 @@ def demo(
     """
     import numpy as np
 
-    from coulomb._support.files import write_json
+    from coulomb._support.archive import write_json
     from coulomb.report.demo import draw_demo
 
     problems = ("synthetic", "breast cancer", "digits")

@@ -66,7 +66,7 @@ def diagnose(
         _print_alignment(found)
     typer.echo(found.verdict)
     if json is not None:
-        from coulomb._support.files import write_json
+        from coulomb._support.archive import write_json
 
         write_json(json, {"run": run.resolve().name} | found.record())
         typer.echo(f"Numbers: {json}")

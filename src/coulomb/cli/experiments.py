@@ -127,7 +127,7 @@ def claims(
 
     `coulomb claims results --json claims.json`
     """
-    from coulomb._support.files import write_json
+    from coulomb._support.archive import write_json
     from coulomb.experiments import load_experiments
     from coulomb.experiments.claims import judge_claims
     from coulomb.experiments.paper import check_paper

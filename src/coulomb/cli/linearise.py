@@ -202,7 +202,7 @@ def _load(folder: Path) -> tuple[Any, Any]:
 def _write(path: Path | None, content: dict[str, Any]) -> None:
     if path is None:
         return
-    from coulomb._support.files import write_json
+    from coulomb._support.archive import write_json
 
     write_json(path, content)
     typer.echo(f"Numbers: {path}")

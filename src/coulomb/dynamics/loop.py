@@ -4,21 +4,18 @@ A run is a function of its state: particles, step, generator and history. Saving
 state and going on later gives the same trajectory, to the bit.
 """
 
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from coulomb._support.archive import read_archive, write_archive
 from coulomb._support.checks import check_count
 from coulomb._support.errors import DivergedError, FileFormatError
-from coulomb._support.files import write_whole
 from coulomb._support.progress import progress_bar
 from coulomb.dynamics.langevin import AbstractSampler, Info, State
 from coulomb.dynamics.stopping import AbstractStopRule, StopReason
@@ -243,7 +240,9 @@ def _asked_to_stop(run: Run, settings: RunSettings) -> StopReason | None:
     return StopReason.CALLBACK if any(answers) else None
 
 
-def save_run(run: Run, path: str | Path) -> None:
+def save_run(
+    run: Run, path: str | Path, *, extra: Mapping[str, Tensor] | None = None
+) -> None:
     """Write a run to one safetensors file, whole or not at all.
 
     Parameters
@@ -252,6 +251,9 @@ def save_run(run: Run, path: str | Path) -> None:
         The run.
     path
         The file to make or replace.
+    extra
+        Tensors to keep in the same file, for the caller to read; their names must not
+        be among the run's own.
     """
     tensors = {
         "positions": run.particles.positions.detach(),
@@ -272,9 +274,7 @@ def save_run(run: Run, path: str | Path) -> None:
         "window_count": run._window_count,
         "reason": run.reason.name if run.reason else None,
     }
-    tensors = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
-    metadata = {"coulomb": json.dumps(about)}
-    write_whole(Path(path), lambda file: save_file(tensors, file, metadata=metadata))
+    write_archive(path, tensors | dict(extra or {}), about)
 
 
 def load_run(path: str | Path) -> Run:
@@ -290,16 +290,7 @@ def load_run(path: str | Path) -> Run:
     Run
         Ready for `proceed`.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get("coulomb", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, json.JSONDecodeError) as error:
-        raise FileFormatError(f"{path} is not a saved run: {error}.") from error
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise FileFormatError(
-            f"{path} is not a saved run: its format is not {FORMAT!r}."
-        )
+    tensors, about = read_archive(path, complaint="is not a saved run", form=FORMAT)
     generator = torch.Generator()
     try:
         generator.set_state(tensors["generator"])

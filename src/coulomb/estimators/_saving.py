@@ -1,16 +1,13 @@
 """Fitted estimators as one safetensors file: arrays, and JSON for everything else."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
+from coulomb._support.archive import read_archive, write_archive
 from coulomb._support.errors import FileFormatError, ParameterError
-from coulomb._support.files import write_whole
 from coulomb.domains import AbstractDomain, Ball, Box, Space, Sphere
 from coulomb.features import AbstractFeatureMap, feature_maps
 from coulomb.interactions import AbstractInteraction, Riesz
@@ -45,14 +42,14 @@ def save_estimator(estimator: Any, path: str | Path) -> None:
         },
         "learned": learned,
     }
-    metadata = {"coulomb": json.dumps(about)}
-    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    write_whole(Path(path), lambda file: save_file(arrays, file, metadata=metadata))
+    write_archive(path, arrays, about)
 
 
 def load_estimator(kind: type[Estimator], path: str | Path) -> Estimator:
     """Read an estimator that `save_estimator` wrote."""
-    about, arrays = _read(path)
+    arrays, about = read_archive(
+        path, complaint="is not a saved estimator", form=FORMAT, framework="np"
+    )
     if about.get("class") != kind.__name__:
         raise FileFormatError(
             f"{path} holds a {about.get('class')!r}, not a {kind.__name__!r}; load it "
@@ -113,20 +110,6 @@ def _check_shapes(arrays: dict[str, np.ndarray]) -> None:
     for name, shape in expected.items():
         if arrays[name].shape != shape:
             raise ValueError(f"{name} has shape {arrays[name].shape}, not {shape}")
-
-
-def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    try:
-        with safe_open(path, framework="np") as file:
-            about = json.loads((file.metadata() or {}).get("coulomb", "{}"))
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, json.JSONDecodeError) as error:
-        raise FileFormatError(f"{path} is not a saved estimator: {error}.") from error
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise FileFormatError(
-            f"{path} is not a saved estimator: its format is not {FORMAT!r}."
-        )
-    return about, arrays
 
 
 def _encode(name: str, value: Any) -> Any:

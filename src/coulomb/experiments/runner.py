@@ -12,8 +12,8 @@ import torch
 from joblib import Parallel, delayed
 from threadpoolctl import threadpool_limits
 
+from coulomb._support.archive import write_whole
 from coulomb._support.errors import CoulombError
-from coulomb._support.files import write_whole
 from coulomb._support.progress import progress_bar
 from coulomb._version import __version__
 from coulomb.experiments.base import Settings, experiments

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from coulomb._support.files import write_json
+from coulomb._support.archive import write_json
 from coulomb.experiments.base import Settings, experiments
 from coulomb.experiments.records import (
     FILE,

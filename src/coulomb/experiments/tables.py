@@ -7,7 +7,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from coulomb._support.files import write_whole
+from coulomb._support.archive import write_whole
 from coulomb.experiments.fits import power_laws
 from coulomb.experiments.records import Record
 from coulomb.experiments.summary import (

@@ -7,7 +7,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from coulomb._support.files import write_whole
+from coulomb._support.archive import write_whole
 from coulomb.datasets import make_synthetic
 from coulomb.estimators import CoulombSampler
 

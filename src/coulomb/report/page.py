@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from coulomb._support.files import write_whole
+from coulomb._support.archive import write_whole
 from coulomb._support.progress import progress_bar
 from coulomb._version import __version__
 from coulomb.report.contents import Contents, arrange

@@ -7,7 +7,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from coulomb._support.files import write_whole
+from coulomb._support.archive import write_whole
 from coulomb.report.demo import AFTER, BEFORE, STYLE
 from coulomb.theory.curves import DeviationCurve, FreeEnergyCurve
 from coulomb.theory.fits import Fit

@@ -8,7 +8,8 @@ release that trains in another way.
 
 from pathlib import Path
 
-from coulomb.text.runs import check_tensors, read_tensors, write_tensors
+from coulomb._support.archive import write_archive
+from coulomb.text.runs import check_tensors, read_tensors
 from coulomb.text.setup import Setup
 from coulomb.text.variants import find_variant
 
@@ -19,7 +20,7 @@ def keep_start(particles: Path | None, setup: Setup) -> None:
     """Write the weights of the model, if it is about to be aligned."""
     if particles is None or find_variant(setup.settings.attention).phase_a != "align":
         return
-    write_tensors(particles.with_name(START), setup.model.state_dict(), {})
+    write_archive(particles.with_name(START), setup.model.state_dict(), {})
 
 
 def take_start(folder: Path, setup: Setup) -> None:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
+from coulomb._support.archive import write_archive, write_json, write_whole
 from coulomb._support.errors import ParameterError
-from coulomb._support.files import write_json, write_whole
 from coulomb.text.corpora import build_corpus
 from coulomb.text.predictor import Predictor
 from coulomb.text.running import choose_vocabulary
@@ -23,7 +23,6 @@ from coulomb.text.runs import (
     Config,
     read_json,
     write_config,
-    write_tensors,
 )
 from coulomb.text.settings import preset
 from coulomb.text.setup import describe_environment
@@ -188,7 +187,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         text = predictor.vocabulary.to_json()
         write_json(folder / ENVIRONMENT, describe_environment())
         write_whole(folder / VOCABULARY, lambda path: path.write_text(text, "utf-8"))
-        write_tensors(folder / WEIGHTS, predictor.model.state_dict(), {})
+        write_archive(folder / WEIGHTS, predictor.model.state_dict(), {})
         write_config(folder, predictor.config)
         write_json(folder / METRICS, self.metrics_)
 

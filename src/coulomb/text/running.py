@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from coulomb._support.archive import write_json, write_whole
 from coulomb._support.errors import FileFormatError, ParameterError
-from coulomb._support.files import write_json, write_whole
 from coulomb.text.corpora import Corpus, read_corpus
 from coulomb.text.runs import (
     CONFIG,

@@ -10,12 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_bytes
 from torch import Tensor
 
+from coulomb._support.archive import read_archive, write_bytes, write_json
 from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
-from coulomb._support.files import write_json, write_whole
 from coulomb.text.settings import TextSettings
 
 FORMAT = "coulomb-text-1"
@@ -40,36 +38,16 @@ class Config(NamedTuple):
     fingerprint: str
 
 
-def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
-) -> None:
-    """Write tensors and plain facts to one file, whole or not at all."""
-    ready = {name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}
-    data = to_bytes(ready, metadata={"coulomb": json.dumps(dict(facts))})
-    write_whole(path, lambda temporary: _write_flushed(temporary, data))
-
-
-def _write_flushed(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `write_tensors` wrote."""
+    """Read tensors and facts of a run's folder."""
     if not path.is_file():
         raise FileFormatError(f"{path} is missing. Train the run again.")
-    try:
-        with safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {}).get("coulomb", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise FileFormatError(
-            f"{path} is damaged or cut short: {error}. Nothing was changed; restore it "
-            "from a copy, or train again in a new folder."
-        ) from error
-    return tensors, facts
+    return read_archive(
+        path,
+        complaint="is damaged or cut short",
+        advice=" Nothing was changed; restore it from a copy, or train again in a new "
+        "folder.",
+    )
 
 
 def check_tensors(
@@ -187,7 +165,7 @@ def keep_records(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
     """Drop the records that an interrupted run will write again."""
     kept = [record for record in read_history(path) if wanted(record)]
     text = "".join(json.dumps(record) + "\n" for record in kept)
-    write_whole(path, lambda temporary: _write_flushed(temporary, text.encode()))
+    write_bytes(path, text.encode())
 
 
 def new_folder(parent: Path, name: str) -> Path:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from coulomb._support.archive import write_archive
 from coulomb.text.runs import (
     CHECKPOINT,
     HISTORY,
@@ -16,7 +17,6 @@ from coulomb.text.runs import (
     keep_records,
     read_history,
     read_tensors,
-    write_tensors,
 )
 
 
@@ -112,7 +112,7 @@ class FolderStore(AbstractStore):
         return Checkpoint(*read_tensors(path)) if path.exists() else None
 
     def save(self, checkpoint: Checkpoint) -> None:
-        write_tensors(self.folder / CHECKPOINT, *checkpoint)
+        write_archive(self.folder / CHECKPOINT, *checkpoint)
 
     def record(self, record: Mapping[str, Any]) -> None:
         append_record(self.folder / HISTORY, record)
@@ -125,7 +125,7 @@ class FolderStore(AbstractStore):
         )
 
     def keep(self, weights: Mapping[str, Tensor]) -> None:
-        write_tensors(self.folder / WEIGHTS, weights, {})
+        write_archive(self.folder / WEIGHTS, weights, {})
 
     def best(self) -> dict[str, Tensor]:
         return read_tensors(self.folder / WEIGHTS)[0]

@@ -5,19 +5,16 @@ steps and run loop. Only the energy differs: it asks the model for its outputs.
 """
 
 import math
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from coulomb._support.archive import read_archive
 from coulomb._support.errors import ParameterError
-from coulomb._support.files import write_whole
 from coulomb._support.streams import make_generator
 from coulomb.attention.align.model_as_function import Evaluate, evaluating
 from coulomb.attention.align.problem import AlignmentSettings, Problem, set_up
@@ -114,13 +111,7 @@ class AlignmentResult:
         }
         for name, value in self.problem.network.free.items():
             extra[f"align.free.{name}"] = value
-        with tempfile.TemporaryDirectory() as folder:
-            plain = Path(folder) / "run.safetensors"
-            save_run(self.run, plain)
-            tensors, about = _read(plain)
-        for name, tensor in extra.items():
-            tensors[name] = tensor.detach().cpu().contiguous().clone()
-        write_whole(Path(path), lambda file: save_file(tensors, file, metadata=about))
+        save_run(self.run, path, extra=extra)
 
 
 def align(
@@ -285,13 +276,7 @@ def _begin(
 
 
 def _load(path: str | Path) -> tuple[Run, dict[str, Tensor]]:
-    return load_run(path), _read(path)[0]
-
-
-def _read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return tensors, file.metadata() or {}
+    return load_run(path), read_archive(path, complaint="is not a saved run")[0]
 
 
 def _mean_norm(positions: Tensor) -> float:
