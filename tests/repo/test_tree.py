@@ -9,37 +9,65 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
+PUBLIC_PRIVATE = {"_version", "__version__"}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_no_global_randomness_and_no_unsafe_loading(path):
-    text = path.read_text()
-    for pattern in (
-        r"np\.random\.(seed|rand|randn|normal|uniform)\(",
-        r"torch\.manual_seed\(",
-        r"(?<![.\w])random\.seed\(",
-        r"pickle\.loads?\(",
-        r"torch\.load\(",
-        r"allow_pickle=True",
-        r"(?<![.\w])eval\(",
-        r"(?<![.\w])exec\(",
-    ):
-        assert not re.search(pattern, text), pattern
+FORBIDDEN = (
+    r"np\.random\.(seed|rand|randn|normal|uniform)\(",
+    r"torch\.manual_seed\(",
+    r"(?<![.\w])random\.seed\(",
+    r"pickle\.loads?\(",
+    r"torch\.load\(",
+    r"allow_pickle=True",
+    r"(?<![.\w])eval\(",
+    r"(?<![.\w])exec\(",
+)
+DRAWING = {"rand", "randn", "randint", "randperm", "multinomial", "normal"}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_drawing_takes_a_generator(path):
+def test_no_global_randomness_and_no_unsafe_loading():
+    offenders = [
+        f"{path.relative_to(ROOT)}: {pattern}"
+        for path in SOURCES
+        for pattern in FORBIDDEN
+        if re.search(pattern, path.read_text())
+    ]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_drawing_takes_a_generator():
     """torch's drawing functions are never called without their generator."""
-    drawing = {"rand", "randn", "randint", "randperm", "multinomial", "normal"}
-    for node in ast.walk(ast.parse(path.read_text())):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in drawing
-            and isinstance(node.func.value, ast.Name)
-            and node.func.value.id == "torch"
-        ):
-            assert "generator" in {word.arg for word in node.keywords}, node.lineno
+    offenders = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in DRAWING
+                and isinstance(node.func.value, ast.Name)
+                and node.func.value.id == "torch"
+                and "generator" not in {word.arg for word in node.keywords}
+            ):
+                offenders.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not offenders, "\n".join(offenders)
+
+
+def test_no_private_names_of_other_packages():
+    """An underscore ends at its package: modules and names alike."""
+    offenders = []
+    for path in SOURCES:
+        own = path.relative_to(ROOT / "src" / "coulomb").parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not node.module:
+                continue
+            parts = node.module.split(".")
+            if parts[0] != "coulomb" or parts[1:2] in ([own], ["_support"]):
+                continue
+            names = [*parts[1:], *(alias.name for alias in node.names)]
+            private = [n for n in names if n[0] == "_" and n not in PUBLIC_PRIVATE]
+            if private:
+                offenders.append(f"{path.relative_to(ROOT)}:{node.lineno} {private}")
+    assert not offenders, "\n".join(offenders)
 
 
 def test_no_local_paths_and_no_large_files():
