@@ -18,10 +18,11 @@ from pathlib import Path
 
 import torch
 
+from coulomb._support.stats import mean_difference, paired_p_value
 from coulomb.attention.layers.kernel import KernelAttention
 from coulomb.experiments import load_records
-from coulomb.experiments.phase_a import CHANGES, compare_arms, load_rows, p_value
-from coulomb.experiments.summary import mean_difference, summarise
+from coulomb.experiments.phase_a import CHANGES, compare_arms, load_rows
+from coulomb.experiments.summary import summarise
 from coulomb.text.progress import show
 from coulomb.text.scoring import judged_by
 from coulomb.text.settings import preset
@@ -156,7 +157,9 @@ def print_table(rows: list[dict]) -> None:
             if (task, budget, "vanilla", s) in found
         ]
         gap = mean_difference(gains)
-        words = f"{gap.mean:+.4f} ± {gap.standard_error:.4f} | {p_value(gap):.2g}"
+        words = (
+            f"{gap.mean:+.4f} ± {gap.standard_error:.4f} | {paired_p_value(gap):.2g}"
+        )
         print(f"| {task} | {budget} | {name} | {mean:.4f} | {words} | {len(seeds)} |")
 
 

@@ -9,11 +9,8 @@ import torch
 from align_cases import TinyModel, marked_batches, marked_model, random_batches
 from torch import nn
 
-from coulomb.attention.align.controls import (
-    label_cosines,
-    noise_twin,
-    prediction_p_value,
-)
+from coulomb._support.stats import prediction_p_value
+from coulomb.attention.align.controls import label_cosines, noise_twin
 from coulomb.attention.align.diagnosis import BLIND, diagnose
 from coulomb.attention.align.problem import PAPER
 from coulomb.attention.align.run import align

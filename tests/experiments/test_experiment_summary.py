@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from coulomb._support.errors import ParameterError
+from coulomb._support.stats import Difference, fit_power_law
 from coulomb.experiments import load_experiments
-from coulomb.experiments.fits import fit_power_law, power_laws
 from coulomb.experiments.records import Record, job_key
 from coulomb.experiments.sample import write_sample
 from coulomb.experiments.summary import (
-    Difference,
     by_trial,
     compare_controls,
     paired,
+    power_laws,
     select,
     summarise,
 )

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from coulomb._support.errors import ParameterError
+from coulomb._support.stats import fit_line, fit_power
 from coulomb.interactions import Riesz
 from coulomb.theory import (
     Disc,
@@ -17,7 +18,6 @@ from coulomb.theory import (
     stationary_law,
     wall_bias,
 )
-from coulomb.theory.fits import fit_line, fit_power
 
 KERNEL = kernel_observable([1.0], [0.0])
 GRID = Interval(-1, 1, 200)

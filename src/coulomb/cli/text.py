@@ -368,9 +368,10 @@ def runs(
     from rich.table import Table
 
     from coulomb.text import list_runs
+    from coulomb.text.metrics import LOWER_IS_BETTER
 
     rows = list_runs(folder)
-    lower = metric in ("log_loss", "brier", "ece", "ece_paper")
+    lower = metric in LOWER_IS_BETTER
 
     def place(row: dict[str, Any]) -> tuple[bool, float]:
         value = row.get("metrics", {}).get(metric)

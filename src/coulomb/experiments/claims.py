@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from coulomb._support.stats import Difference
 from coulomb.experiments.records import Record
-from coulomb.experiments.summary import Difference, select, values_of
+from coulomb.experiments.summary import select, values_of
 
 Evidence = Mapping[str, Sequence[Record]]
 """Records by the name of their experiment."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from coulomb._support.stats import Difference
 from coulomb.experiments.claims import (
     Evidence,
     Finding,
@@ -15,13 +16,7 @@ from coulomb.experiments.claims import (
     words,
 )
 from coulomb.experiments.records import Record
-from coulomb.experiments.summary import (
-    Difference,
-    by_trial,
-    paired,
-    select,
-    summarise,
-)
+from coulomb.experiments.summary import by_trial, paired, select, summarise
 
 _METRIC = "expected_accuracy"
 _MODERATE = (1.0, 10.0, 100.0)

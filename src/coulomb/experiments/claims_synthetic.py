@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from coulomb._support.stats import mean_difference
 from coulomb.experiments.claims import (
     Evidence,
     Finding,
@@ -14,15 +15,8 @@ from coulomb.experiments.claims import (
     versus,
     words,
 )
-from coulomb.experiments.fits import power_laws
 from coulomb.experiments.records import Record
-from coulomb.experiments.summary import (
-    by_trial,
-    mean_difference,
-    paired,
-    row_title,
-    select,
-)
+from coulomb.experiments.summary import by_trial, paired, power_laws, row_title, select
 
 _METRIC = "expected_accuracy"
 _MODERATE = (1.0, 10.0, 100.0)

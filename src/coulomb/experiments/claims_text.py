@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from coulomb._support.stats import Difference, mean_difference
 from coulomb.experiments.claims import (
     Evidence,
     Finding,
@@ -13,17 +14,10 @@ from coulomb.experiments.claims import (
 )
 from coulomb.experiments.paper import MAPS, TASKS, kernel_minus_vanilla, paper_value
 from coulomb.experiments.records import Record
-from coulomb.experiments.summary import (
-    Difference,
-    by_trial,
-    mean_difference,
-    paired,
-    select,
-    summarise,
-)
+from coulomb.experiments.summary import by_trial, paired, select, summarise
+from coulomb.text.metrics import LOWER_IS_BETTER
 
 _NAMES = {"sst2": "SST-2", "qqp": "QQP", "rotten_tomatoes": "Rotten Tomatoes"}
-_LOWER = ("log_loss", "brier", "ece", "ece_paper")
 _Q_EQUALS_K = tuple(f"{kind}-{name}" for name in MAPS for kind in ("vanilla", "kernel"))
 _BAGS = ("unigrams", "nb-bigrams")
 
@@ -38,7 +32,7 @@ def _pair(
     rows = select(_rows(evidence, task, constants), control=None)
     ours, theirs = select(rows, method=row), select(rows, method=other)
     difference = paired(ours, theirs, metric)
-    sign = -1 if metric in _LOWER else 1
+    sign = -1 if metric in LOWER_IS_BETTER else 1
     return difference._replace(mean=sign * difference.mean)
 
 
@@ -117,7 +111,7 @@ def _best_of(
         }
         if row not in means or len(means) < 2:
             return None
-        pick = min if metric in _LOWER else max
+        pick = min if metric in LOWER_IS_BETTER else max
         others = {name: mean for name, mean in means.items() if name != row}
         rival = pick(others, key=lambda name: others[name])
         difference = _pair(evidence, task, constants, row, rival, metric)

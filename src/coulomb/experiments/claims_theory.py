@@ -1,7 +1,8 @@
 """Claims of the theorems, measured on particles."""
 
+from coulomb._support.stats import mean_difference
 from coulomb.experiments.claims import Evidence, Finding, Verdict, claim, gain
-from coulomb.experiments.summary import mean_difference, select
+from coulomb.experiments.summary import select
 
 _LARGEST = 3.0  # standard errors between a slope and its prediction
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coulomb._support.errors import unknown_name
-from coulomb.experiments.fits import PowerLaw, fit_power_law
+from coulomb._support.stats import PowerLaw, fit_power_law, standard_error
 
 TABLES = ("sst2", "qqp", "rotten_tomatoes", "runtime", "power_laws", "datasets")
 TASKS = ("sst2", "qqp", "rotten_tomatoes")
@@ -77,7 +77,7 @@ def kernel_minus_vanilla(task: str, metric: str = "accuracy") -> tuple[float, fl
         - paper_value(task, f"vanilla-{m}", metric)
         for m in MAPS
     ]
-    return float(np.mean(gaps)), float(np.std(gaps, ddof=1) / math.sqrt(len(gaps)))
+    return float(np.mean(gaps)), standard_error(np.array(gaps))
 
 
 def is_multiple(value: float, rows: int) -> bool:

@@ -9,9 +9,9 @@ from time import perf_counter, process_time
 from typing import Any
 
 import torch
-from scipy.special import stdtr
 
 from coulomb._support.errors import unknown_name
+from coulomb._support.stats import paired_p_value
 from coulomb._support.streams import make_generator
 from coulomb.experiments.base import (
     AbstractExperiment,
@@ -20,7 +20,7 @@ from coulomb.experiments.base import (
     experiments,
 )
 from coulomb.experiments.records import Job, Record
-from coulomb.experiments.summary import Difference, paired, select
+from coulomb.experiments.summary import paired, select
 from coulomb.experiments.text import TOY, load_corpus
 from coulomb.text.corpora import Corpus
 from coulomb.text.scoring import judged_by
@@ -199,25 +199,9 @@ def _others(
     return found
 
 
-def p_value(difference: Difference) -> float:
-    """Give the two-sided p-value of Student's paired test.
-
-    Examples
-    --------
-    >>> round(p_value(Difference(1.0, 1.0, 2)), 3)
-    0.5
-    """
-    if difference.n < 2:
-        return float("nan")
-    if difference.standard_error == 0:
-        return 0.0 if difference.mean else 1.0
-    t = abs(difference.mean) / difference.standard_error
-    return float(2 * stdtr(difference.n - 1, -t))
-
-
 def _compared(ours: Sequence[Record], theirs: Sequence[Record]) -> dict[str, Any]:
     difference = paired(ours, theirs, "score", match=())
-    return {**difference._asdict(), "p_value": p_value(difference)}
+    return {**difference._asdict(), "p_value": paired_p_value(difference)}
 
 
 def _plan(

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from coulomb._support.stats import Difference, fit_power_law, mean_difference
 from coulomb.experiments.records import Job, Record
 
 # What tells repetitions of one row apart; designs beyond the paper's are repetitions.
@@ -14,7 +15,7 @@ REPETITION = ("seed", "trial", "design")
 MATCHED = ("noise", "n_samples", "n_features", "n_components", "task")
 _ROW = ("task", "constants", "n_components", "method")  # of a table of text
 _PAPER_DESIGN = 42
-_TITLES = {
+METHOD_TITLES = {
     "logistic": "logistic regression",
     "svm": "RBF SVM",
     "svm-cv": "RBF SVM, bandwidth by cross-validation",
@@ -41,19 +42,6 @@ class Summary(NamedTuple):
     n: int
 
 
-class Difference(NamedTuple):
-    """A paired difference over trials."""
-
-    mean: float
-    standard_error: float
-    n: int
-
-    @property
-    def distinct(self) -> bool:
-        """Whether zero lies more than two standard errors away."""
-        return self.n > 1 and abs(self.mean) > 2 * self.standard_error
-
-
 def row_of(record: Record) -> Job:
     """Take away what tells repetitions apart."""
     row = {name: part for name, part in record.job.items() if name not in REPETITION}
@@ -73,7 +61,7 @@ def row_title(job: Mapping[str, Any]) -> str:
     'RBF SVM, gamma = 0.5'
     """
     method = str(job["method"])
-    parts = [_TITLES.get(method, method)]
+    parts = [METHOD_TITLES.get(method, method)]
     if "gamma" in job:
         parts.append(f"gamma = {job['gamma']:g}")
     if method in ("langevin", "importance", "fixed"):
@@ -150,23 +138,6 @@ def by_trial(
     return {place: float(np.mean(values)) for place, values in groups.items()}
 
 
-def mean_difference(values: Iterable[float]) -> Difference:
-    """Average differences, with the standard error of the mean.
-
-    Examples
-    --------
-    >>> mean_difference([0.1, 0.3])
-    Difference(mean=0.2, standard_error=0.1, n=2)
-    """
-    found = np.array(list(values), dtype=np.float64)
-    if not found.size:
-        return Difference(math.nan, math.nan, 0)
-    error = math.nan
-    if found.size > 1:
-        error = float(found.std(ddof=1) / math.sqrt(found.size))
-    return Difference(round(float(found.mean()), 12), round(error, 12), found.size)
-
-
 def paired(
     ours: Iterable[Record],
     theirs: Iterable[Record],
@@ -226,6 +197,24 @@ def compare_vanilla(records: Sequence[Record], metric: str) -> list[dict[str, An
         if gap.n:
             row |= {"feature_map": feature_map, "metric": metric}
             found.append({**row, **gap._asdict()})
+    return found
+
+
+def power_laws(
+    records: Sequence[Record], metric: str = "seconds.total"
+) -> list[dict[str, Any]]:
+    """Fit a power law in the number of samples to every row of `runtime`."""
+    curves: dict[str, tuple[Job, dict[float, float]]] = {}
+    for each in summarise(select(records, control=None), metric):
+        row = {k: v for k, v in each.row.items() if k != "n_samples"}
+        name = json.dumps(row, sort_keys=True)
+        curves.setdefault(name, (row, {}))[1][each.row["n_samples"]] = each.mean
+    found = []
+    for row, curve in curves.values():
+        if len(curve) >= 3:
+            sizes = sorted(curve)
+            law = fit_power_law(sizes, [curve[size] for size in sizes])
+            found.append({**row, "title": row_title(row), **law._asdict()})
     return found
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from coulomb._support.archive import write_whole
-from coulomb.experiments.fits import power_laws
 from coulomb.experiments.records import Record
 from coulomb.experiments.summary import (
     Summary,
     compare_controls,
     compare_vanilla,
+    power_laws,
     summarise,
 )
 

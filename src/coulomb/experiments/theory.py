@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from coulomb._support.stats import Fit
 from coulomb._support.streams import make_generator
 from coulomb.experiments.base import (
     AbstractExperiment,
@@ -30,7 +31,6 @@ from coulomb.theory import (
     mean_field_gap,
     parse_expression,
 )
-from coulomb.theory.fits import Fit
 from coulomb.theory.records import plain
 
 _START = "exp(-10*(x-0.4)**2)"

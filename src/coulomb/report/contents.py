@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from coulomb._support.stats import Difference
 from coulomb.experiments.records import Record
-from coulomb.experiments.summary import Difference, paired, select
+from coulomb.experiments.summary import paired, select
 from coulomb.report.general import general_section
 from coulomb.report.movie import Run
 from coulomb.report.phase_a import phase_a_section

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from coulomb._support.stats import Difference
 from coulomb.experiments.phase_a import compare_arms
 from coulomb.experiments.records import Record
-from coulomb.experiments.summary import Difference
 from coulomb.report.charts import Axis, Chart, Dots, Ink
 from coulomb.report.rows import clean, estimate, metric, slug
 from coulomb.report.sections import Group, Section

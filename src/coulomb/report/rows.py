@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from coulomb._support.stats import Difference, mean_difference
 from coulomb.experiments.records import Record
-from coulomb.experiments.summary import Difference, mean_difference
+from coulomb.experiments.summary import METHOD_TITLES
 from coulomb.report.charts import Curve, Ink
 
 Estimate = Difference
@@ -13,16 +14,6 @@ Estimate = Difference
 
 Value = Callable[[Record], float | None]
 
-_METHODS = {
-    "logistic": "logistic regression",
-    "svm": "RBF SVM",
-    "svm-cv": "RBF SVM, cross-validated",
-    "fixed": "random Fourier features",
-    "orthogonal": "orthogonal random features",
-    "multiple-kernels": "multiple-kernel learning",
-    "importance": "importance sampling",
-    "langevin": "learned particles",
-}
 _CONTROLS = {"norm-matched": "norm-matched control", "noise-only": "noise-only control"}
 _LETTERS = {"gamma": "γ", "strength": "λ", "exponent": "s"}
 # A method keeps its colour in every figure; its variants differ in dash and marker.
@@ -53,7 +44,7 @@ class Row(NamedTuple):
     @property
     def label(self) -> str:
         """The name a reader sees, without whose constants they are."""
-        name = _METHODS.get(self.method, self.method)
+        name = METHOD_TITLES.get(self.method, self.method)
         settings = [
             f"{_LETTERS.get(key, key)} = {value}" for key, value in self.variant
         ]
@@ -217,6 +208,6 @@ def _note(x: float, point: Estimate, unit: str) -> str:
 
 
 def _place(row: Row) -> tuple[int, str, tuple[tuple[str, str], ...], str]:
-    order = list(_METHODS)
+    order = list(METHOD_TITLES)
     place = order.index(row.method) if row.method in order else len(order)
     return place, row.method, row.variant, row.control

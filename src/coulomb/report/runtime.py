@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from coulomb.experiments.fits import PowerLaw, fit_power_law
+from coulomb._support.stats import PowerLaw, fit_power_law
 from coulomb.experiments.paper import paper_table, published_power_laws
 from coulomb.experiments.records import Record
 from coulomb.report.charts import Axis, Chart, Curve

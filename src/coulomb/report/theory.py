@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from coulomb._support.archive import write_whole
+from coulomb._support.stats import Fit
 from coulomb.report.demo import AFTER, BEFORE, STYLE
 from coulomb.theory.curves import DeviationCurve, FreeEnergyCurve
-from coulomb.theory.fits import Fit
 from coulomb.theory.flow import Flow
 from coulomb.theory.gap import GapCurve
 from coulomb.theory.grids import AbstractGrid

@@ -9,9 +9,9 @@ import torch
 
 from coulomb._support.checks import check_count, check_real
 from coulomb._support.errors import ParameterError
+from coulomb._support.stats import Fit, fit_line
 from coulomb.theory.deviations import Scaling, contract, observable_values
 from coulomb.theory.equilibrium import equilibrium
-from coulomb.theory.fits import Fit, fit_line
 from coulomb.theory.grids import FloatArray
 from coulomb.theory.importance import ImportanceSettings, LogEstimate
 from coulomb.theory.system import Function, MeanField

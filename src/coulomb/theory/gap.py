@@ -10,12 +10,12 @@ import torch
 
 from coulomb._support.checks import check_count, check_real
 from coulomb._support.errors import ParameterError
+from coulomb._support.stats import Fit, fit_power
 from coulomb.dynamics.langevin import ProjectedLangevin
 from coulomb.features import Particles
 from coulomb.theory.boxes import Interval
 from coulomb.theory.deviations import observable_values
 from coulomb.theory.ensembles import draw_independent
-from coulomb.theory.fits import Fit, fit_power
 from coulomb.theory.flow import FlowSettings, evolve
 from coulomb.theory.grids import FloatArray
 from coulomb.theory.system import Function, MeanField

@@ -10,7 +10,7 @@ def plain(value: Any) -> Any:
 
     Examples
     --------
-    >>> from coulomb.theory.fits import Fit
+    >>> from coulomb._support.stats import Fit
     >>> plain({"fit": Fit(1.0, 0.1, float("nan"), 0.8, 1.2)})
     {'fit': {'slope': 1.0, 'standard_error': 0.1, 'intercept': None, 'low': 0.8,
              'high': 1.2}}

@@ -3,11 +3,9 @@
 Nothing here changes the model, or the run that is compared.
 """
 
-import math
 from dataclasses import replace
 
 import torch
-from scipy.special import stdtr
 from torch import Tensor
 
 from coulomb._support.streams import make_generator
@@ -62,25 +60,6 @@ def label_cosines(
         mixed = replace(objective, shuffle=number).field(particles).gradient
         cosines.append(torch.cosine_similarity(true, mixed.flatten(-2), dim=-1))
     return torch.stack(cosines).mean(dim=0)
-
-
-def prediction_p_value(value: float, others: list[float]) -> float:
-    """Tell how likely a value that belongs to the others is so large or larger.
-
-    One-sided, by Student's prediction interval `mean + t sd sqrt(1 + 1/n)`.
-
-    Examples
-    --------
-    >>> round(prediction_p_value(1.0, [0.0, 2.0]), 3)
-    0.5
-    """
-    n = len(others)
-    numbers = torch.tensor(others, dtype=torch.float64)
-    spread = float(numbers.std()) * math.sqrt(1 + 1 / n)
-    excess = value - float(numbers.mean())
-    if spread == 0:
-        return 0.0 if excess > 0 else 1.0
-    return float(stdtr(n - 1, -excess / spread))
 
 
 def shuffled_gains(

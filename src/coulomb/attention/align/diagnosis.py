@@ -14,12 +14,12 @@ from torch import Tensor
 from coulomb._support.checks import check_count, check_real
 from coulomb._support.errors import ParameterError
 from coulomb._support.progress import Advance, progress_bar
+from coulomb._support.stats import prediction_p_value
 from coulomb._support.streams import make_generator
 from coulomb.attention.align.controls import (
     label_cosines,
     label_twin,
     noise_twin,
-    prediction_p_value,
     shuffled_gains,
 )
 from coulomb.attention.align.energies import ModelAlignment

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from coulomb._support.checks import check_real
 from coulomb._support.errors import ParameterError
+from coulomb._support.stats import permutation_p_value
 
 DRAWN = 0.0  # the name, among multiples of norms, of particles as they were drawn
 # Standard errors by which shares of attention must differ to mean anything, squared,
@@ -136,8 +137,7 @@ class MatchTest(NamedTuple):
         """Of the labels being one more shuffle; 1 if they chose nothing."""
         if self.choice.factor == DRAWN:
             return 1.0
-        above = sum(each >= max(self.alone.values()) for each in self.shuffled)
-        return (1 + above) / (1 + len(self.shuffled))
+        return permutation_p_value(max(self.alone.values()), self.shuffled)
 
     def sentence(self) -> str:
         """Tell what was found."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from coulomb._support.checks import check_count, check_real
 from coulomb._support.errors import ParameterError
+from coulomb._support.stats import permutation_p_value
 
 # The ridge, as a share of the mean square of a feature.
 _RIDGE = 1e-2
@@ -90,8 +91,7 @@ class ChoiceTest(NamedTuple):
     @property
     def p_value(self) -> float:
         """Of the labels being one more shuffle."""
-        above = sum(each >= self.choice.explained for each in self.shuffled)
-        return (1 + above) / (1 + len(self.shuffled))
+        return permutation_p_value(self.choice.explained, self.shuffled)
 
     def sentence(self) -> str:
         """Tell what was found."""
