@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from coulomb._support.errors import ParameterError
-from coulomb._support.stats import Difference, mean_difference
+from coulomb._support.stats import Difference, mean_difference, paired_p_value
 from coulomb.experiments import Record, Settings, experiments
 from coulomb.experiments.phase_a import _thinned, arm_settings, compare_arms, load_rows
 from coulomb.text import build_corpus
