@@ -23,12 +23,11 @@ from coulomb.attention.layers.kernel import KernelAttention
 from coulomb.experiments import load_records
 from coulomb.experiments.phase_a import CHANGES, compare_arms, load_rows
 from coulomb.experiments.summary import summarise
-from coulomb.text.progress import show
-from coulomb.text.scoring import judged_by
+from coulomb.text.evaluate import judged_by
+from coulomb.text.run_folder import MemoryStore
 from coulomb.text.settings import preset
 from coulomb.text.setup import set_up
-from coulomb.text.stores import MemoryStore
-from coulomb.text.training import _Trainer
+from coulomb.text.training import _Trainer, show
 
 VANILLA = {"attention": "vanilla-softmaxfeat"}
 DRAWN = {"attention": "kernel-softmaxfeat", "align_start": "drawn"}

@@ -37,7 +37,8 @@ from coulomb.attention import (
 )
 from coulomb.attention.encoder.batches import TokenBatch, pad
 from coulomb.attention.encoder.packed import PackedHeads, packed_logits
-from coulomb.text.optimiser import make_optimiser, trim_vocabulary
+from coulomb.text.setup import trim_vocabulary
+from coulomb.text.training import make_optimiser
 
 VOCABULARY, LENGTH, BATCH, LR = 30_522, 128, 64, 2e-4
 MAPS = ("softmaxfeat", "elu", "softplus", "sigmoid2", "cos2", "favor")

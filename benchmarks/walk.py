@@ -115,9 +115,7 @@ def walk(flow: Callable[[], None]) -> tuple[Counter[tuple[str, str]], list[str]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--flow", choices=FLOWS, action="append")
-    parser.add_argument(
-        "--path", action="store_true", help="print the modules"
-    )
+    parser.add_argument("--path", action="store_true", help="print the modules")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{'flow':12} {'files':>5} {'limit':>5} {'functions':>9} {'turns':>6}")

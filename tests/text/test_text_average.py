@@ -8,7 +8,7 @@ from text_cases import tiny_corpus, tiny_settings, tiny_vocabulary
 from torch import nn
 
 from coulomb.text import train
-from coulomb.text._average import RunningAverage
+from coulomb.text.training import RunningAverage
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,8 @@ from coulomb.text import (
     train_in_folder,
 )
 from coulomb.text.phases import alignment_problem
-from coulomb.text.runs import read_tensors
+from coulomb.text.run_folder import FolderStore, read_tensors
 from coulomb.text.setup import set_up
-from coulomb.text.stores import FolderStore
 
 QUICK = {"n_twins": 3, "n_shuffles": 120}
 # Smaller than the paper's model; its Phase A is literally the paper's.

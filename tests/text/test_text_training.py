@@ -19,13 +19,13 @@ from coulomb.attention.encoder.batches import padded_logits
 from coulomb.features import Particles
 from coulomb.text import VARIANTS, Split, build_corpus, train, train_vocabulary
 from coulomb.text._shifts import window_start
+from coulomb.text.evaluate import log_probabilities, score_split, word_classes
 from coulomb.text.phases import (
     alignment_batches,
     alignment_settings,
     packed_view,
     run_phase_a,
 )
-from coulomb.text.scoring import log_probabilities, score_split, word_classes
 from coulomb.text.setup import set_up
 from coulomb.text.tokens import encode_split
 

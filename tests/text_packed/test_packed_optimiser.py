@@ -8,7 +8,8 @@ from torch import nn
 from coulomb._support.errors import ParameterError
 from coulomb.attention.encoder.packed import packed_logits
 from coulomb.attention.encoder.packed_gradients import recycle_gradient, spare_gradient
-from coulomb.text.optimiser import make_optimiser, restore_vocabulary, trim_vocabulary
+from coulomb.text.setup import restore_vocabulary, trim_vocabulary
+from coulomb.text.training import make_optimiser
 
 
 def train(model, optimisers, batches):

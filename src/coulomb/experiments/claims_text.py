@@ -15,7 +15,7 @@ from coulomb.experiments.claims import (
 from coulomb.experiments.paper import MAPS, TASKS, kernel_minus_vanilla, paper_value
 from coulomb.experiments.records import Record
 from coulomb.experiments.summary import by_trial, paired, select, summarise
-from coulomb.text.metrics import LOWER_IS_BETTER
+from coulomb.text.evaluate import LOWER_IS_BETTER
 
 _NAMES = {"sst2": "SST-2", "qqp": "QQP", "rotten_tomatoes": "Rotten Tomatoes"}
 _Q_EQUALS_K = tuple(f"{kind}-{name}" for name in MAPS for kind in ("vanilla", "kernel"))

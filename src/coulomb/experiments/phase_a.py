@@ -22,8 +22,8 @@ from coulomb.experiments.base import (
 from coulomb.experiments.records import Job, Record
 from coulomb.experiments.summary import paired, select
 from coulomb.experiments.text import TOY, load_corpus
-from coulomb.text.corpora import Corpus
-from coulomb.text.scoring import judged_by
+from coulomb.text.data import Corpus
+from coulomb.text.evaluate import judged_by
 from coulomb.text.settings import TextSettings, preset
 from coulomb.text.tasks import TASKS, data_folder, load_task
 from coulomb.text.tokens import (

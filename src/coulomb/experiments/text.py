@@ -19,7 +19,7 @@ from coulomb.experiments.base import (
 )
 from coulomb.experiments.records import Job
 from coulomb.text.baselines import KINDS, bag_of_words_baseline
-from coulomb.text.corpora import Corpus, build_corpus
+from coulomb.text.data import Corpus, build_corpus
 from coulomb.text.settings import TextSettings, preset
 from coulomb.text.tasks import TASKS, data_folder, load_task
 from coulomb.text.tokens import (
@@ -164,11 +164,7 @@ def measure_blindness(
     """Compare the gradient of Phase A under true and under shuffled labels."""
     from coulomb.attention.align.problem import set_up as set_up_alignment
     from coulomb.features import Particles
-    from coulomb.text.phases import (
-        alignment_batches,
-        alignment_settings,
-        packed_view,
-    )
+    from coulomb.text.phases import alignment_batches, alignment_settings, packed_view
     from coulomb.text.setup import set_up
 
     settings = text_settings(_row(job))

@@ -12,20 +12,19 @@ if TYPE_CHECKING:
     from coulomb.attention.encoder.packed import PackedHeads, packed_logits
     from coulomb.text.baselines import bag_of_words_baseline
     from coulomb.text.classifier import TextClassifier
-    from coulomb.text.corpora import Corpus, Split, build_corpus, read_corpus
+    from coulomb.text.data import Corpus, Split, build_corpus, read_corpus
     from coulomb.text.diagnosing import diagnose_run
-    from coulomb.text.metrics import (
+    from coulomb.text.evaluate import (
         classification_metrics,
         entity_metrics,
         word_metrics,
     )
     from coulomb.text.predictor import Predictor
-    from coulomb.text.running import load_data, resume_folder, train_in_folder
-    from coulomb.text.runs import list_runs
+    from coulomb.text.run_folder import list_runs
     from coulomb.text.settings import PRESETS, TextSettings, preset
-    from coulomb.text.tasks import TASKS, load_task
+    from coulomb.text.tasks import TASKS, load_data, load_task
     from coulomb.text.tokens import Vocabulary, read_vocabulary, train_vocabulary
-    from coulomb.text.training import train
+    from coulomb.text.training import resume_folder, train, train_in_folder
     from coulomb.text.variants import PAPER_ROWS, VARIANTS
 
 _HOMES = {
@@ -33,32 +32,32 @@ _HOMES = {
     "PRESETS": "text.settings",
     "TASKS": "text.tasks",
     "VARIANTS": "text.variants",
-    "Corpus": "text.corpora",
+    "Corpus": "text.data",
     "PackedHeads": "attention.encoder.packed",
     "Predictor": "text.predictor",
-    "Split": "text.corpora",
+    "Split": "text.data",
     "TextClassifier": "text.classifier",
     "TextSettings": "text.settings",
     "TokenBatch": "attention.encoder.batches",
     "Vocabulary": "text.tokens",
     "bag_of_words_baseline": "text.baselines",
-    "build_corpus": "text.corpora",
-    "classification_metrics": "text.metrics",
+    "build_corpus": "text.data",
+    "classification_metrics": "text.evaluate",
     "diagnose_run": "text.diagnosing",
-    "entity_metrics": "text.metrics",
-    "list_runs": "text.runs",
-    "load_data": "text.running",
+    "entity_metrics": "text.evaluate",
+    "list_runs": "text.run_folder",
+    "load_data": "text.tasks",
     "load_task": "text.tasks",
     "packed_logits": "attention.encoder.packed",
     "padded_logits": "attention.encoder.batches",
     "preset": "text.settings",
-    "read_corpus": "text.corpora",
+    "read_corpus": "text.data",
     "read_vocabulary": "text.tokens",
-    "resume_folder": "text.running",
+    "resume_folder": "text.training",
     "train": "text.training",
-    "train_in_folder": "text.running",
+    "train_in_folder": "text.training",
     "train_vocabulary": "text.tokens",
-    "word_metrics": "text.metrics",
+    "word_metrics": "text.evaluate",
 }
 
 __all__ = [

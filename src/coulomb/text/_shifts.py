@@ -21,7 +21,7 @@ from coulomb.attention.encoder.batches import TokenBatch
 from coulomb.attention.encoder.layout import make_layout
 from coulomb.attention.encoder.packed import _attend, _layers, _parts
 from coulomb.attention.layers.kernel import KernelAttention
-from coulomb.text._settings import read_shifts
+from coulomb.text.settings import read_shifts
 from coulomb.text.setup import ALIGN, Setup
 
 # Windows that labels choose among: so many tokens after, or before, the token itself.

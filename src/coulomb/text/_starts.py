@@ -9,7 +9,7 @@ release that trains in another way.
 from pathlib import Path
 
 from coulomb._support.archive import write_archive
-from coulomb.text.runs import check_tensors, read_tensors
+from coulomb.text.run_folder import check_tensors, read_tensors
 from coulomb.text.setup import Setup
 from coulomb.text.variants import find_variant
 

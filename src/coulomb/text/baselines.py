@@ -3,9 +3,8 @@
 from typing import Any
 
 from coulomb._support.errors import ParameterError, unknown_name
-from coulomb.text._rows import Text
-from coulomb.text.corpora import Corpus
-from coulomb.text.metrics import classification_metrics
+from coulomb.text.data import Corpus, Text
+from coulomb.text.evaluate import classification_metrics
 
 KINDS = ("unigrams", "nb-bigrams")
 
@@ -34,7 +33,7 @@ def bag_of_words_baseline(
 
     Examples
     --------
-    >>> from coulomb.text.corpora import build_corpus
+    >>> from coulomb.text.data import build_corpus
     >>> rows = ["good film", "bad film"] * 10, ["+", "-"] * 10
     >>> bag_of_words_baseline(build_corpus("tiny", rows))["accuracy"]
     1.0

@@ -11,21 +11,21 @@ from sklearn.utils.validation import check_is_fitted
 
 from coulomb._support.archive import write_archive, write_json, write_whole
 from coulomb._support.errors import ParameterError
-from coulomb.text.corpora import build_corpus
+from coulomb.text.data import build_corpus
 from coulomb.text.predictor import Predictor
-from coulomb.text.running import choose_vocabulary
-from coulomb.text.runs import (
+from coulomb.text.run_folder import (
     CONFIG,
     ENVIRONMENT,
     METRICS,
     VOCABULARY,
     WEIGHTS,
     Config,
+    describe_environment,
     read_json,
     write_config,
 )
 from coulomb.text.settings import preset
-from coulomb.text.setup import describe_environment
+from coulomb.text.tokens import choose_vocabulary
 from coulomb.text.training import train
 
 

@@ -23,10 +23,9 @@ from coulomb.dynamics.stopping import StopReason
 from coulomb.text._matches import judge_matches, may_choose
 from coulomb.text._shifts import judge_choice
 from coulomb.text._starts import take_start
-from coulomb.text.corpora import Corpus
+from coulomb.text.data import Corpus
 from coulomb.text.phases import alignment_problem
-from coulomb.text.running import load_data
-from coulomb.text.runs import (
+from coulomb.text.run_folder import (
     CONFIG,
     METRICS,
     PARTICLES,
@@ -36,6 +35,7 @@ from coulomb.text.runs import (
     read_tensors,
 )
 from coulomb.text.setup import Setup, set_up
+from coulomb.text.tasks import load_data
 from coulomb.text.tokens import Vocabulary
 from coulomb.text.variants import VARIANTS, find_variant, looks_aside
 

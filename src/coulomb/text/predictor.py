@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coulomb._support.errors import FileFormatError, ParameterError
-from coulomb.text._rows import Text, check_text
-from coulomb.text.corpora import Split
-from coulomb.text.runs import (
+from coulomb.text.data import Split, Text, check_text
+from coulomb.text.evaluate import log_probabilities, outside, score_split, word_classes
+from coulomb.text.run_folder import (
     CONFIG,
     METRICS,
     VOCABULARY,
@@ -21,7 +21,6 @@ from coulomb.text.runs import (
     read_config,
     read_tensors,
 )
-from coulomb.text.scoring import log_probabilities, outside, score_split, word_classes
 from coulomb.text.setup import build_model
 from coulomb.text.tokens import Vocabulary, encode_split
 
@@ -161,7 +160,7 @@ class Predictor:
         Returns
         -------
         dict
-            As in `coulomb.text.scoring.score_split`.
+            As in `coulomb.text.evaluate.score_split`.
         """
         rows = self._encode(split)
         return score_split(self.model, rows, split, self.classes)

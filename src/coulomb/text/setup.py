@@ -1,15 +1,15 @@
 """What a training run is made of: the encoder, its tokens, its random streams."""
 
-from dataclasses import dataclass
-from typing import Any
+import copy
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from coulomb._support.errors import ParameterError
 from coulomb._support.streams import make_generator
 from coulomb.attention.encoder.encoder import EncoderSettings, KernelEncoder
-from coulomb.text.corpora import Corpus
-from coulomb.text.optimiser import restore_vocabulary, trim_vocabulary
+from coulomb.text.data import Corpus
 from coulomb.text.settings import TextSettings
 from coulomb.text.tokens import TokenRows, Vocabulary, encode_split
 from coulomb.text.variants import attention_factory
@@ -96,19 +96,62 @@ def set_up(corpus: Corpus, settings: TextSettings, vocabulary: Vocabulary) -> Se
     return Setup(settings, corpus, full, model, kept, unknown, numbered)
 
 
-def describe_environment() -> dict[str, Any]:
-    """Tell what a run was computed with."""
-    import platform
-    from importlib.metadata import version
+_TABLE = "token_embedding.weight"
 
-    from coulomb._version import __version__
 
-    packages = ("torch", "numpy", "scikit-learn", "tokenizers", "safetensors", "numba")
-    return {
-        "coulomb": __version__,
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "machine": platform.machine(),
-        "threads": torch.get_num_threads(),
-        **{name: version(name) for name in packages},
-    }
+def trim_vocabulary(
+    model: KernelEncoder, token_ids: Tensor
+) -> tuple[KernelEncoder, Tensor]:
+    """Copy an encoder, with embeddings only of the tokens that occur.
+
+    A row that no batch contains has no gradient, so Adam never moves it: training the
+    copy and `restore_vocabulary` give what training the whole would, at a smaller cost
+    for each step. That is not so where weight decay acts on the embeddings, which
+    shrinks every row; leave them out of it, in Adam and in AdamW.
+
+    Examples
+    --------
+    >>> from coulomb.attention import EncoderSettings, KernelAttention
+    >>> model = KernelEncoder(EncoderSettings(100, 2), KernelAttention, generator=0)
+    >>> trimmed, kept = trim_vocabulary(model, torch.tensor([7, 5, 7]))
+    >>> kept, trimmed.settings.vocab_size
+    (tensor([5, 7]), 2)
+    """
+    kept = torch.unique(token_ids)
+    size, full = model.settings.vocab_size, model.token_embedding
+    if not len(kept) or int(kept[0]) < 0 or int(kept[-1]) >= size:
+        raise ParameterError(
+            f"`token_ids` must hold at least one id, all from 0 to {size - 1}; got "
+            f"{len(kept)} different ones."
+        )
+    model.token_embedding = nn.Embedding(1, 1)  # so that the table is not copied
+    try:
+        trimmed = copy.deepcopy(model)
+    finally:
+        model.token_embedding = full
+    weight = full.weight.detach()[kept.to(full.weight.device)]
+    trimmed.token_embedding = nn.Embedding(len(kept), weight.shape[1], _weight=weight)
+    trimmed.token_embedding.weight.requires_grad_(full.weight.requires_grad)
+    trimmed.settings = replace(model.settings, vocab_size=len(kept))
+    return trimmed, kept
+
+
+def restore_vocabulary(
+    trimmed: KernelEncoder, model: KernelEncoder, kept: Tensor
+) -> None:
+    """Write what a trimmed copy learned into the whole encoder.
+
+    Examples
+    --------
+    >>> from coulomb.attention import EncoderSettings, KernelAttention
+    >>> model = KernelEncoder(EncoderSettings(100, 2), KernelAttention, generator=0)
+    >>> trimmed, kept = trim_vocabulary(model, torch.tensor([7, 5]))
+    >>> _ = trimmed.token_embedding.weight.data.fill_(3.0)
+    >>> restore_vocabulary(trimmed, model, kept)
+    >>> model.token_embedding.weight[7, 0].item()
+    3.0
+    """
+    state = trimmed.state_dict()
+    whole = model.token_embedding.weight.detach().clone()
+    whole[kept.to(whole.device)] = state[_TABLE].to(whole)
+    model.load_state_dict({**state, _TABLE: whole})

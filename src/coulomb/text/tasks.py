@@ -1,18 +1,19 @@
 """Public data sets by name, from a folder of Parquet files or from the hub."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from coulomb._support.errors import CoulombError, ParameterError, unknown_name
-from coulomb.text._rows import check_text
-from coulomb.text.corpora import (
+from coulomb.text.data import (
     SAME_SPLIT,
     Corpus,
     Split,
+    check_text,
     keep_back,
+    read_corpus,
     without_validation,
 )
 from coulomb.text.files import read_columns
@@ -271,3 +272,56 @@ def _from_hub(name: str, task: Task) -> dict[str, Split]:
         for part in _SPLITS
         if part in loaded
     }
+
+
+_DATA_KEYS = {
+    "name",
+    "task",
+    "data_dir",
+    "train",
+    "validation",
+    "test",
+    "text",
+    "label",
+    "validation_share",
+}
+
+
+def load_data(data: Mapping[str, Any]) -> Corpus:
+    """Load the corpus that a run's configuration describes.
+
+    Parameters
+    ----------
+    data
+        "task", with "data_dir", or "train", "validation", "test", "text" and "label";
+        and "validation_share".
+
+    Returns
+    -------
+    Corpus
+        The same for the same files.
+    """
+    odd = set(data) - _DATA_KEYS
+    if odd:
+        raise ParameterError(
+            f"`data` must have the keys {', '.join(sorted(_DATA_KEYS))} only; got "
+            f"{', '.join(sorted(odd))}."
+        )
+    share = data.get("validation_share")
+    if data.get("task"):
+        folder = data.get("data_dir")
+        return load_task(data["task"], folder, validation_share=share)
+    if not data.get("train"):
+        raise ParameterError(
+            "`run` has no data of its own: it was trained on data in memory. Name a "
+            "file."
+        )
+    options = {} if share is None else {"validation_share": share}
+    return read_corpus(
+        data["train"],
+        text=data["text"],
+        label=data["label"],
+        validation=data.get("validation"),
+        test=data.get("test"),
+        **options,
+    )

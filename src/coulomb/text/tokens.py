@@ -13,8 +13,9 @@ from torch import Tensor
 
 from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.attention.encoder.batches import IGNORED, TokenBatch
-from coulomb.text._rows import Text
-from coulomb.text.corpora import Split
+from coulomb.text.data import Corpus, Split, Text
+from coulomb.text.settings import TextSettings
+from coulomb.text.tasks import TASKS, data_folder
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _NEEDED = ("[UNK]", "[CLS]", "[SEP]")
@@ -343,3 +344,21 @@ def _joined(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
     lengths = torch.tensor([0, *(len(row) for row in rows)])
     flat = np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64)
     return torch.from_numpy(flat.astype(np.int64)), lengths.cumsum(0)
+
+
+def choose_vocabulary(
+    corpus: Corpus,
+    settings: TextSettings,
+    file: str | Path | None = None,
+    folder: str | Path | None = None,
+) -> Vocabulary:
+    """Take the vocabulary of a file, of the data folder, or train one."""
+    lower = settings.lower_case
+    if file is not None:
+        return read_vocabulary(file, lower_case=lower)
+    found = find_vocabulary(data_folder(folder))
+    english = corpus.name in TASKS and TASKS[corpus.name].english
+    if found is not None and lower and english:
+        return read_vocabulary(found)
+    texts = corpus.split("train").texts
+    return train_vocabulary(texts, size=settings.vocabulary_size, lower_case=lower)

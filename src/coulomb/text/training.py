@@ -7,7 +7,8 @@ on gives the weights of a run that was never interrupted.
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,26 +17,54 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from coulomb._support.archive import write_json, write_whole
 from coulomb._support.checks import check_count
-from coulomb._support.errors import DivergedError, FileFormatError
+from coulomb._support.errors import DivergedError, FileFormatError, ParameterError
+from coulomb._support.progress import Advance, progress_bar
 from coulomb._support.streams import make_generator
 from coulomb.attention.encoder.batches import IGNORED, TokenBatch
 from coulomb.attention.encoder.packed import packed_logits
 from coulomb.attention.encoder.packed_gradients import recycle_gradient
 from coulomb.dynamics.loop import load_run
-from coulomb.text._average import RunningAverage
 from coulomb.text._starts import keep_start
-from coulomb.text.corpora import Corpus
-from coulomb.text.optimiser import make_optimiser
+from coulomb.text.data import Corpus
+from coulomb.text.evaluate import judged_by, score_split
 from coulomb.text.phases import run_phase_a
-from coulomb.text.progress import Display, show
-from coulomb.text.runs import CHECKPOINT, check_tensors
-from coulomb.text.scoring import judged_by, score_split
+from coulomb.text.run_folder import (
+    CHECKPOINT,
+    CONFIG,
+    ENVIRONMENT,
+    HISTORY,
+    METRICS,
+    VOCABULARY,
+    WEIGHTS,
+    AbstractStore,
+    Checkpoint,
+    Config,
+    FolderStore,
+    MemoryStore,
+    check_tensors,
+    describe_environment,
+    read_config,
+    read_history,
+    read_json,
+    read_tensors,
+    write_config,
+)
 from coulomb.text.settings import TextSettings
 from coulomb.text.setup import DROPOUT, ORDER, WORDS, Setup, set_up
-from coulomb.text.stores import AbstractStore, Checkpoint, MemoryStore
+from coulomb.text.tasks import load_data
 from coulomb.text.tokens import Vocabulary
 from coulomb.text.variants import find_variant
+
+# Adding every step would cost several per cent of training; a short memory needs it.
+_LONGEST, _OF_MEMORY = 8, 4
+
+
+_FUSED = ("cpu", "cuda")  # devices on which torch's Adam can be one pass
+
+
+_EVERY = 10  # steps between two changes of the bar
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,35 +74,6 @@ class Trained:
     weights: dict[str, Tensor]
     metrics: dict[str, Any]
     history: list[dict[str, Any]]
-
-
-@dataclass
-class Progress:
-    """Where training is; everything a checkpoint holds besides tensors."""
-
-    step: int = 0
-    aligned: bool = False
-    loss: float = 0.0
-    tokens: int = 0
-    seconds: float = 0.0
-    best: float = -math.inf
-    best_epoch: int = 0
-    spent: float = 0.0
-    alignment: dict[str, Any] | None = None
-
-    def facts(self) -> dict[str, Any]:
-        """Give everything as plain data."""
-        plain = dict(vars(self))
-        plain["best"] = None if math.isinf(self.best) else self.best
-        return plain
-
-    @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> "Progress":
-        """Read what `facts` gave."""
-        values = dict(facts)
-        if values.get("best") is None:
-            values["best"] = -math.inf
-        return cls(**values)
 
 
 def train(
@@ -128,6 +128,308 @@ def train(
     with show(trainer.total, progress, log_dir) as display:
         trainer.run(display)
     return trainer.finish()
+
+
+def train_in_folder(
+    folder: str | Path,
+    corpus: Corpus,
+    settings: TextSettings,
+    vocabulary: Vocabulary,
+    *,
+    data: Mapping[str, Any] | None = None,
+    save_every: int = 500,
+    progress: bool | None = None,
+    tensorboard: bool = False,
+) -> Trained:
+    """Begin a run in a new folder.
+
+    Parameters
+    ----------
+    folder
+        New or empty.
+    corpus, settings, vocabulary
+        As in `coulomb.text.train`.
+    data
+        Where the corpus came from, so that the run can be resumed; see `load_data`.
+    save_every, progress
+        As in `coulomb.text.train`.
+    tensorboard
+        Write logs for TensorBoard into the folder.
+
+    Returns
+    -------
+    Trained
+        Also written into the folder.
+    """
+    folder = Path(folder)
+    _must_be_free(folder)
+    text = vocabulary.to_json()
+    described = {"name": corpus.name} | dict(data or {})
+    config = Config(
+        settings, corpus.kind, corpus.classes, described, corpus.fingerprint()
+    )
+    write_json(folder / ENVIRONMENT, describe_environment())
+    write_whole(folder / VOCABULARY, lambda path: path.write_text(text, "utf-8"))
+    # Last: a folder with a configuration is a run that can be resumed.
+    write_config(folder, config)
+    return _run(folder, corpus, settings, vocabulary, save_every, progress, tensorboard)
+
+
+def resume_folder(
+    folder: str | Path,
+    *,
+    corpus: Corpus | None = None,
+    save_every: int = 500,
+    progress: bool | None = None,
+    tensorboard: bool = False,
+) -> Trained:
+    """Go on with an interrupted run.
+
+    Parameters
+    ----------
+    folder
+        Of the run.
+    corpus
+        Its data, if it was passed in memory; None reads the files again.
+    save_every, progress, tensorboard
+        As in `train_in_folder`.
+
+    Returns
+    -------
+    Trained
+        The weights an uninterrupted run would have; of a finished run, what it has.
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    if (folder / METRICS).is_file():
+        weights, _ = read_tensors(folder / WEIGHTS)
+        history = read_history(folder / HISTORY)
+        return Trained(weights, read_json(folder / METRICS), history)
+    if corpus is None:
+        corpus = load_data(config.data)
+    if corpus.fingerprint() != config.fingerprint:
+        raise FileFormatError(
+            f"The data of {folder} has changed since the run began: its texts or "
+            "labels have another fingerprint. Bring it back, or train in a new folder."
+        )
+    path = folder / VOCABULARY
+    vocabulary = Vocabulary.from_json(path.read_text("utf-8"), str(path))
+    settings = config.settings
+    return _run(folder, corpus, settings, vocabulary, save_every, progress, tensorboard)
+
+
+def _run(
+    folder: Path,
+    corpus: Corpus,
+    settings: TextSettings,
+    vocabulary: Vocabulary,
+    save_every: int,
+    progress: bool | None,
+    tensorboard: bool,
+) -> Trained:
+    trained = train(
+        corpus,
+        settings,
+        vocabulary,
+        store=FolderStore(folder),
+        save_every=save_every,
+        progress=progress,
+        log_dir=folder / "tensorboard" if tensorboard else None,
+    )
+    write_json(folder / METRICS, trained.metrics)
+    return trained
+
+
+def _must_be_free(folder: Path) -> None:
+    if (folder / CONFIG).exists():
+        raise ParameterError(
+            f"`out` must be a new folder; {str(folder)!r} holds a run. Go on with "
+            f"`--resume {folder}`, or choose another."
+        )
+    if folder.is_dir():
+        # What a run that was killed in its first moments leaves behind.
+        ours = {VOCABULARY, ENVIRONMENT}
+        others = [
+            path.name
+            for path in folder.iterdir()
+            if path.name not in ours and not path.name.startswith(".")
+        ]
+        if others:
+            raise ParameterError(
+                f"`out` must be a new or empty folder; {str(folder)!r} holds "
+                f"{others[0]!r}."
+            )
+
+
+@dataclass
+class Progress:
+    """Where training is; everything a checkpoint holds besides tensors."""
+
+    step: int = 0
+    aligned: bool = False
+    loss: float = 0.0
+    tokens: int = 0
+    seconds: float = 0.0
+    best: float = -math.inf
+    best_epoch: int = 0
+    spent: float = 0.0
+    alignment: dict[str, Any] | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """Give everything as plain data."""
+        plain = dict(vars(self))
+        plain["best"] = None if math.isinf(self.best) else self.best
+        return plain
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> "Progress":
+        """Read what `facts` gave."""
+        values = dict(facts)
+        if values.get("best") is None:
+            values["best"] = -math.inf
+        return cls(**values)
+
+
+class RunningAverage:
+    """The average `a <- d a + (1 - d) w` of the parameters that are trained.
+
+    With memory `T`, in steps, what is `t` steps ago has the weight `exp(-t / T)`; near
+    the start the average is over the few steps there are.
+
+    Examples
+    --------
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> average = RunningAverage(model, 100.0)
+    >>> before = model.weight.item()
+    >>> _ = model.weight.data.add_(1.0)
+    >>> average.add(8)
+    >>> with average.in_place():
+    ...     before < model.weight.item() < before + 1
+    True
+    """
+
+    def __init__(self, model: nn.Module, memory: float) -> None:
+        self.memory = memory
+        self.every = max(1, min(_LONGEST, int(memory / _OF_MEMORY)))
+        self._parameters = {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad and memory
+        }
+        self._averages: dict[str, Tensor] = {}
+        self._begun = 0
+        self.restart(0)
+
+    def restart(self, step: int) -> None:
+        """Forget everything but the present weights."""
+        self._begun = step
+        self._averages = {n: p.detach().clone() for n, p in self._parameters.items()}
+
+    def add(self, step: int) -> None:
+        """Take the present weights into the average, if it is their turn."""
+        if not self._averages or step % self.every:
+            return
+        made = step - self._begun
+        memory = min(self.memory, (made + self.every) / 2)
+        torch._foreach_lerp_(
+            list(self._averages.values()),
+            [parameter.detach() for parameter in self._parameters.values()],
+            -math.expm1(-self.every / memory),
+        )
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Put the average in place of the weights while the block runs."""
+        kept = {n: p.detach().clone() for n, p in self._parameters.items()}
+        self._write(self._averages)
+        try:
+            yield
+        finally:
+            self._write(kept)
+
+    def _write(self, values: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(values[name])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Give what a checkpoint needs."""
+        if not self._averages:
+            return {}
+        begun = torch.tensor(self._begun)
+        return {**self._averages, "begun": begun}
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from a checkpoint."""
+        for name, average in self._averages.items():
+            average.copy_(tensors[name])
+        if self._averages:
+            self._begun = int(tensors["begun"])
+
+
+class Display:
+    """Tells what training does while it does it."""
+
+    def __init__(self, advance: Advance, writer: Any = None) -> None:
+        self._advance, self._writer = advance, writer
+        self._validation = ""
+
+    def begin(self, step: int) -> None:
+        """Say how many steps were made before."""
+        self._advance(step)
+
+    def stepped(self, now: Progress, per_epoch: int) -> None:
+        """Say that a step of Phase B was made."""
+        steps = (now.step - 1) % per_epoch + 1
+        speed = now.tokens / max(now.seconds, 1e-9)
+        note = f"loss {now.loss / steps:.4f}, {speed:,.0f} tokens/s{self._validation}"
+        self._advance(1, note=note)
+        if self._writer is not None and now.step % _EVERY == 0:
+            self._writer.add_scalar("loss", now.loss / steps, now.step)
+
+    def aligned(self, record: dict[str, Any]) -> None:
+        """Say how Phase A goes."""
+        note = f"Phase A, step {record['step']}, alignment {record['alignment']:.4g}"
+        if "held_out" in record:
+            note += f", held out {record['held_out']:.4g}"
+        self._advance(0, note=note)
+        if self._writer is not None:
+            for name in ("alignment", "held_out"):
+                if name in record:
+                    value = record[name]
+                    self._writer.add_scalar(f"phase_a/{name}", value, record["step"])
+
+    def ended_epoch(self, record: dict[str, Any]) -> None:
+        """Say what an epoch gave."""
+        self._validation = f", validation {record['validation_accuracy']:.4f}"
+        self._advance(0, note=f"epoch {record['epoch']}{self._validation}")
+        if self._writer is not None:
+            for name, value in record.items():
+                if name.startswith("validation_"):
+                    place = name.replace("_", "/", 1)
+                    self._writer.add_scalar(place, value, record["step"])
+
+
+@contextmanager
+def show(total: int, visible: bool | None, log_dir: Path | None) -> Iterator[Display]:
+    """Show progress while the block runs."""
+    writer = _writer(log_dir) if log_dir is not None else None
+    try:
+        with progress_bar("training", total, visible=visible) as advance:
+            yield Display(advance, writer)
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _writer(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ParameterError(
+            "`tensorboard` needs its extra: pip install 'coulomb[tensorboard]'."
+        ) from error
+    return SummaryWriter(str(folder))
 
 
 class _Trainer:
@@ -395,3 +697,28 @@ def _steps_of(file: Path | None) -> int:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
+
+
+def make_optimiser(
+    parameters: Iterable[nn.Parameter],
+    *,
+    lr: float,
+    weight_decay: float = 0.0,
+    decoupled: bool = False,
+) -> torch.optim.Optimizer:
+    """Make torch's Adam or AdamW, in one pass over the parameters where it can be.
+
+    Examples
+    --------
+    >>> type(make_optimiser([nn.Parameter(torch.ones(2))], lr=1e-3)).__name__
+    'Adam'
+    """
+    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+    chosen = [parameter for parameter in parameters if parameter.requires_grad]
+    if not chosen:
+        raise ParameterError(
+            "`parameters` must hold one that requires a gradient; got none. Unfreeze "
+            "what is to be trained."
+        )
+    fused = all(x.device.type in _FUSED and x.is_floating_point() for x in chosen)
+    return kind(chosen, lr=lr, weight_decay=weight_decay, fused=fused)

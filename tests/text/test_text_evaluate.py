@@ -9,7 +9,7 @@ from sklearn import metrics as sk
 
 from coulomb._support.errors import CoulombError
 from coulomb.text import bag_of_words_baseline, build_corpus, load_task
-from coulomb.text.metrics import (
+from coulomb.text.evaluate import (
     classification_metrics,
     entities,
     entity_metrics,

@@ -20,7 +20,7 @@ from coulomb.text import (
     resume_folder,
     train_in_folder,
 )
-from coulomb.text.runs import read_history, read_tensors
+from coulomb.text.run_folder import read_history, read_tensors
 
 # A forked child has everything imported: killing many of them is cheap.
 FORK = multiprocessing.get_context("fork")

@@ -9,9 +9,9 @@ from text_cases import reviews, tagged, write_csv
 
 from coulomb._support.errors import CoulombError
 from coulomb.text import build_corpus, load_task, preset, read_corpus
-from coulomb.text.corpora import keep_back, numbered_split
+from coulomb.text.data import keep_back, numbered_split
 from coulomb.text.files import read_columns
-from coulomb.text.running import choose_vocabulary
+from coulomb.text.tokens import choose_vocabulary
 
 
 def read(path, **options):
