@@ -26,7 +26,7 @@ from coulomb.theory import (
     gibbs_equilibrium,
     ground_state,
 )
-from coulomb.theory.self_consistent import gibbs_density
+from coulomb.theory.equilibrium import gibbs_density
 
 
 def nothing(w):

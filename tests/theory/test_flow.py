@@ -19,8 +19,7 @@ from coulomb.theory import (
     evolve,
     relax,
 )
-from coulomb.theory.flow import FlowEnd
-from coulomb.theory.fluxes import bernoulli, implicit_step, rate_and_slope
+from coulomb.theory.flow import FlowEnd, bernoulli, implicit_step, rate_and_slope
 
 
 def nothing(w):

@@ -25,8 +25,8 @@ from coulomb.theory.ensembles import (
     LogLaw,
     configuration_energies,
     draw_independent,
+    metropolis_move,
 )
-from coulomb.theory.moves import metropolis_move
 
 
 def tilted_bowl(w):

@@ -4,7 +4,9 @@ An archive is one safetensors file whose metadata hold one JSON object. Nothing 
 is run when it is read.
 """
 
+import enum
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -47,6 +49,31 @@ def write_json(path: Path, content: Any) -> None:
     """Write `content` as indented JSON, whole or not at all."""
     text = json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n"
     write_whole(path, lambda temporary: temporary.write_text(text))
+
+
+def plain(value: Any) -> Any:
+    """Turn arrays, NamedTuples and enumerations into what JSON knows.
+
+    Examples
+    --------
+    >>> from coulomb._support.stats import Fit
+    >>> plain({"fit": Fit(1.0, 0.1, float("nan"), 0.8, 1.2)})
+    {'fit': {'slope': 1.0, 'standard_error': 0.1, 'intercept': None, 'low': 0.8,
+             'high': 1.2}}
+    """
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
+    if isinstance(value, enum.Enum):
+        return value.name
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def write_archive(

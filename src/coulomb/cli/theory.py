@@ -328,8 +328,7 @@ def _table(title: str, headers: list[str], *columns: Any) -> None:
 def _write(path: Path | None, content: dict[str, Any]) -> None:
     if path is None:
         return
-    from coulomb._support.archive import write_json
-    from coulomb.theory.records import plain
+    from coulomb._support.archive import plain, write_json
 
     write_json(path, plain(content))
     typer.echo(f"Numbers: {path}")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from coulomb._support.archive import plain
 from coulomb._support.stats import Fit
 from coulomb._support.streams import make_generator
 from coulomb.experiments.base import (
@@ -31,7 +32,6 @@ from coulomb.theory import (
     mean_field_gap,
     parse_expression,
 )
-from coulomb.theory.records import plain
 
 _START = "exp(-10*(x-0.4)**2)"
 # V, s and truncation: the log gas, and a Riesz gas with s >= d that is truncated.

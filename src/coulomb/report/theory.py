@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 from coulomb._support.archive import write_whole
 from coulomb._support.stats import Fit
 from coulomb.report.demo import AFTER, BEFORE, STYLE
-from coulomb.theory.curves import DeviationCurve, FreeEnergyCurve
+from coulomb.theory.deviations import DeviationCurve, FreeEnergyCurve
+from coulomb.theory.equilibrium import Equilibrium
 from coulomb.theory.flow import Flow
 from coulomb.theory.gap import GapCurve
 from coulomb.theory.grids import AbstractGrid
-from coulomb.theory.self_consistent import Equilibrium
 
 _GREEN, _GREY = "#009E73", "#666666"
 

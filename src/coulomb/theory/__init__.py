@@ -1,20 +1,26 @@
 """The continuum: mean field, equilibrium, Gibbs sampling and large deviations."""
 
-from coulomb.theory.boxes import Interval, Rectangle
-from coulomb.theory.curved import Disc, RadialBall
-from coulomb.theory.curves import deviation_curve, free_energy_curve
 from coulomb.theory.deviations import (
     Scaling,
     contract,
+    deviation_curve,
+    free_energy_curve,
     kernel_observable,
+    partition_function,
     rate_function,
+    tail_probability,
 )
-from coulomb.theory.diagnostics import effective_sample_size, split_r_hat
-from coulomb.theory.equilibrium import equilibrium, ground_state
+from coulomb.theory.equilibrium import equilibrium, gibbs_equilibrium, ground_state
 from coulomb.theory.expressions import parse_expression
 from coulomb.theory.flow import FlowSettings, evolve, relax
-from coulomb.theory.gap import GapSettings, mean_field_gap
-from coulomb.theory.gibbs import TemperingSettings, gibbs_sample
+from coulomb.theory.gap import GapSettings, line_distances, mean_field_gap
+from coulomb.theory.gibbs import (
+    TemperingSettings,
+    effective_sample_size,
+    gibbs_sample,
+    split_r_hat,
+)
+from coulomb.theory.grids import Disc, Interval, RadialBall, Rectangle
 from coulomb.theory.identities import (
     dissipation,
     finite_size_correction,
@@ -22,10 +28,7 @@ from coulomb.theory.identities import (
     robin_residual,
 )
 from coulomb.theory.importance import ImportanceSettings
-from coulomb.theory.self_consistent import gibbs_equilibrium
 from coulomb.theory.system import MeanField, Potential
-from coulomb.theory.tails import partition_function, tail_probability
-from coulomb.theory.transport import line_distances
 from coulomb.theory.walls import stationary_law, wall_bias
 
 __all__ = [

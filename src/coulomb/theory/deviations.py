@@ -1,4 +1,4 @@
-"""Large deviations: the rate function and its contraction to an observable.
+"""Large deviations: the rate function, its contraction, and decay measured against `N`.
 
 For `P_N = exp(-beta_N H_N) / Z_N`, the empirical measure is near `mu` with probability
 `exp(-r_N J(mu))`. When `beta_N / N -> beta`, `r_N = N` and
@@ -7,7 +7,7 @@ For `P_N = exp(-beta_N H_N) / Z_N`, the empirical measure is near `mu` with prob
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,12 +16,18 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
-from coulomb._support.checks import check_real
+from coulomb._support.checks import check_count, check_real
 from coulomb._support.errors import DivergedError, ParameterError
+from coulomb._support.stats import Fit, fit_line
 from coulomb.features import AbstractFeatureMap, Particles
-from coulomb.theory.equilibrium import equilibrium
+from coulomb.theory.equilibrium import Equilibrium, equilibrium
 from coulomb.theory.grids import FloatArray
-from coulomb.theory.self_consistent import Equilibrium
+from coulomb.theory.importance import (
+    ImportanceSettings,
+    LogEstimate,
+    log_mean,
+    weighted_configurations,
+)
 from coulomb.theory.system import Function, MeanField
 
 
@@ -233,7 +239,7 @@ def contract(
 
     Examples
     --------
-    >>> from coulomb.theory.boxes import Interval
+    >>> from coulomb.theory.grids import Interval
     >>> system = MeanField(Interval(-1, 1, 400), lambda w: 0 * w[..., 0])
     >>> found = contract(system, lambda w: w[..., 0], 0.5)  # Cramer, uniform law
     >>> round(found.tilt, 3), round(found.rate, 3)
@@ -268,3 +274,315 @@ def contract(
     density = tilted(theta).density
     rate = rate_function(system, density, rest=rest)
     return Contraction(float(density * masses @ values), rate, theta, density)
+
+
+def partition_function(
+    system: MeanField,
+    n_particles: int,
+    *,
+    settings: ImportanceSettings | None = None,
+    generator: torch.Generator,
+) -> LogEstimate:
+    """Estimate `log Z_N`, `Z_N = int exp(-beta N H_N)`. [CPM Eq:Gibbs_Measure].
+
+    Parameters
+    ----------
+    system
+        At `beta = beta_N / N`, finite.
+    n_particles
+        `N`.
+    settings
+        How much is drawn.
+    generator
+        The source of randomness.
+
+    Returns
+    -------
+    LogEstimate
+        `-log Z_N / (beta N)` tends to the least free energy.
+
+    Examples
+    --------
+    >>> from coulomb.theory.grids import Interval
+    >>> system = MeanField(Interval(-1, 1, 50), lambda w: 0 * w[..., 0])
+    >>> estimate = partition_function(system, 3, generator=torch.Generator())
+    >>> round(estimate.value, 6)  # log of the volume, 3 log 2
+    2.079442
+    """
+    weighted = weighted_configurations(
+        system,
+        n_particles,
+        equilibrium(system).density,
+        settings=settings,
+        generator=generator,
+    )
+    return log_mean(weighted.log_weights)
+
+
+def tail_probability(
+    system: MeanField,
+    n_particles: int,
+    observable: Function,
+    level: float,
+    *,
+    upper: bool | None = None,
+    target: Contraction | None = None,
+    normaliser: LogEstimate | None = None,
+    settings: ImportanceSettings | None = None,
+    generator: torch.Generator,
+) -> LogEstimate:
+    """Estimate the probability that `int f dmu_N` is at least as far out as `level`.
+
+    `P = Z^-1 Z_theta E_theta[1{tail} exp(-theta N int f dmu_N)]`: the tilted law makes
+    the tail typical, so that 1e-8 takes no more draws than 1e-2.
+
+    Parameters
+    ----------
+    system
+        At `beta = beta_N / N`, finite.
+    n_particles
+        `N`.
+    observable
+        `f`, a function of positions.
+    level
+        Where the tail begins.
+    upper
+        Whether the tail is above the level; None takes the side away from equilibrium.
+    target
+        The contraction to this level, if known already.
+    normaliser
+        `log Z_N`, if estimated already with independent draws.
+    settings
+        How much is drawn.
+    generator
+        The source of randomness.
+
+    Returns
+    -------
+    LogEstimate
+        The logarithm of the probability with its standard error.
+    """
+    if normaliser is None:
+        normaliser = partition_function(
+            system, n_particles, settings=settings, generator=generator
+        )
+    target = target or contract(system, observable, level)
+    weighted = weighted_configurations(
+        system,
+        n_particles,
+        target.density,
+        tilt=target.tilt,
+        observable=observable,
+        settings=settings,
+        generator=generator,
+    )
+    with torch.no_grad():
+        totals = observable(weighted.positions).mean(dim=-1).double().numpy()
+    upper = target.tilt > 0 if upper is None else upper
+    inside = totals >= level if upper else totals <= level
+    logs = weighted.log_weights - target.tilt * n_particles * totals
+    tail = log_mean(np.where(inside, logs, -np.inf))
+    return LogEstimate(
+        tail.value - normaliser.value,
+        math.hypot(tail.standard_error, normaliser.standard_error),
+        min(tail.effective_size, normaliser.effective_size),
+    )
+
+
+Watch = Callable[[int], None]
+
+
+class DeviationCurve(NamedTuple):
+    """The decay of `P(|int f dmu_N - centre| >= delta)` with `N`."""
+
+    counts: FloatArray  # N
+    speeds: FloatArray  # r_N
+    log_probabilities: FloatArray
+    standard_errors: FloatArray  # of the log-probabilities
+    effective_sizes: FloatArray  # of the weights behind them
+    predictions: FloatArray  # -N J at the temperature of N particles
+    centre: float  # int f dmu at the equilibrium of the limit
+    rate: float  # the limit of -log P / r_N
+    fit: Fit  # its slope estimates the rate
+
+
+def deviation_curve(
+    system: MeanField,
+    observable: Function,
+    delta: float,
+    counts: Sequence[int],
+    *,
+    scaling: Scaling | None = None,
+    settings: ImportanceSettings | None = None,
+    generator: torch.Generator,
+    watch: Watch | None = None,
+) -> DeviationCurve:
+    """Measure how fast deviations of an observable become rare. [CPM thm:main-ldp].
+
+    The rate is the smaller of the contractions to `centre + delta` and to
+    `centre - delta`. The fit is `-log P = rate r_N + (1/2) log r_N + c`, the half
+    logarithm being the prefactor of sharp large deviations; at speed `beta_N` a term
+    `a N` is fitted too, because entropy still counts at that order.
+
+    Parameters
+    ----------
+    system
+        The system; its temperature is set by the scaling.
+    observable
+        `f`, a function of positions.
+    delta
+        The deviation, positive.
+    counts
+        Numbers of particles, at least three (at speed `beta_N`, four).
+    scaling
+        `beta_N`; `Scaling()` if None.
+    settings
+        How much is drawn.
+    generator
+        The source of randomness.
+    watch
+        Called with each `N` when it is done.
+
+    Returns
+    -------
+    DeviationCurve
+        Measurements, predictions and the fitted rate.
+    """
+    check_real("delta", delta, above=0)
+    scaling = scaling or Scaling()
+    limit = scaling.limit(system)
+    values = observable_values(system, observable)
+    masses = equilibrium(limit).density * system.grid.volumes
+    centre = float(masses @ values)
+    sides = [
+        (upper, level)
+        for upper, level in ((True, centre + delta), (False, centre - delta))
+        if values.min() < level < values.max()
+    ]
+    if not sides:
+        raise ParameterError(
+            f"`delta` must leave {centre:g} +- delta inside the range of the "
+            f"observable, {values.min():g} to {values.max():g}; got {delta!r}."
+        )
+    rate = min(contract(limit, observable, level).rate for _, level in sides)
+    rows = []
+    for count in counts:
+        check_count("counts", count)
+        finite = scaling.finite(system, count)
+        normaliser = partition_function(
+            finite, count, settings=settings, generator=generator
+        )
+        tails, rates = [], []
+        for upper, level in sides:
+            target = contract(finite, observable, level)
+            # Where the finite system rests beyond the level there is nothing rare.
+            rates.append(target.rate if (target.tilt > 0) == upper else 0.0)
+            tails.append(
+                tail_probability(
+                    finite,
+                    count,
+                    observable,
+                    level,
+                    upper=upper,
+                    target=target,
+                    normaliser=normaliser,
+                    settings=settings,
+                    generator=generator,
+                )
+            )
+        total = _add(tails)
+        rows.append((*total, -count * min(rates)))
+        if watch is not None:
+            watch(count)
+    logs, errors, sizes, predictions = (
+        np.array(column) for column in zip(*rows, strict=True)
+    )
+    n = np.array(counts, dtype=np.float64)
+    speeds = np.array([scaling.speed(count) for count in counts])
+    decay = -logs - 0.5 * np.log(speeds)
+    fit = fit_line(speeds, decay, errors, nuisance=None if scaling.power == 1 else n)
+    return DeviationCurve(
+        n, speeds, logs, errors, sizes, predictions, centre, rate, fit
+    )
+
+
+def _add(parts: list[LogEstimate]) -> LogEstimate:
+    """Add probabilities given by their logarithms."""
+    finite = [part for part in parts if math.isfinite(part.value)]
+    top = max(part.value for part in finite)
+    shares = [math.exp(part.value - top) for part in finite]
+    total = sum(shares)
+    error = math.hypot(
+        *(s * p.standard_error for s, p in zip(shares, finite, strict=True))
+    )
+    largest = finite[int(np.argmax(shares))]
+    return LogEstimate(top + math.log(total), error / total, largest.effective_size)
+
+
+class FreeEnergyCurve(NamedTuple):
+    """`-log Z_N / beta_N` against its variational limit."""
+
+    counts: FloatArray
+    values: FloatArray
+    standard_errors: FloatArray
+    effective_sizes: FloatArray
+    finite_limits: FloatArray  # inf F at beta_N / N
+    limit: float  # inf F at finite temperature, inf E at zero temperature
+
+
+def free_energy_curve(
+    system: MeanField,
+    counts: Sequence[int],
+    *,
+    scaling: Scaling | None = None,
+    settings: ImportanceSettings | None = None,
+    generator: torch.Generator,
+    watch: Watch | None = None,
+) -> FreeEnergyCurve:
+    """Measure `-log Z_N / beta_N`, which tends to the least free energy.
+
+    [CPM lem:Z-beta-asymptotics].
+
+    Parameters
+    ----------
+    system
+        The system; its temperature is set by the scaling.
+    counts
+        Numbers of particles.
+    scaling
+        `beta_N`; `Scaling()` if None.
+    settings
+        How much is drawn.
+    generator
+        The source of randomness.
+    watch
+        Called with each `N` when it is done.
+
+    Returns
+    -------
+    FreeEnergyCurve
+        Measurements and limits.
+    """
+    scaling = scaling or Scaling()
+    rows = []
+    for count in counts:
+        finite = scaling.finite(system, check_count("counts", count))
+        estimate = partition_function(
+            finite, count, settings=settings, generator=generator
+        )
+        total = scaling.total(count)
+        rows.append(
+            (
+                count,
+                -estimate.value / total,
+                estimate.standard_error / total,
+                estimate.effective_size,
+                equilibrium(finite).free_energy,
+            )
+        )
+        if watch is not None:
+            watch(count)
+    columns = [np.array(column, dtype=np.float64) for column in zip(*rows, strict=True)]
+    limit = equilibrium(scaling.limit(system)).free_energy
+    n, values, errors, sizes, finite_limits = columns
+    return FreeEnergyCurve(n, values, errors, sizes, finite_limits, limit)

@@ -7,8 +7,8 @@ import numpy as np
 from coulomb._support.checks import check_count
 from coulomb._support.errors import ParameterError
 from coulomb.interactions import AbstractInteraction
-from coulomb.theory.averages import radial
 from coulomb.theory.grids import AbstractBoxGrid, FloatArray
+from coulomb.theory.pair_sums import radial
 from coulomb.theory.system import MeanField, safe_log
 
 

@@ -24,9 +24,9 @@ from coulomb.theory.ensembles import (
     configuration_energies,
     draw_independent,
     mean_spacing,
+    metropolis_move,
 )
 from coulomb.theory.grids import FloatArray
-from coulomb.theory.moves import metropolis_move
 from coulomb.theory.system import Function, MeanField
 
 

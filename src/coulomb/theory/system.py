@@ -20,10 +20,8 @@ from coulomb.energy import Hamiltonian
 from coulomb.features import Particles
 from coulomb.interactions import AbstractInteraction, Riesz
 from coulomb.objectives import AbstractOneBody
-from coulomb.theory.averages import check_continuum
-from coulomb.theory.convolution import AbstractGridSum
 from coulomb.theory.grids import AbstractGrid, FloatArray
-from coulomb.theory.shells import grid_sum
+from coulomb.theory.pair_sums import AbstractGridSum, check_continuum, grid_sum
 
 Function = Callable[[Tensor], Tensor]
 
@@ -91,7 +89,7 @@ class MeanField:
 
     Examples
     --------
-    >>> from coulomb.theory.boxes import Interval
+    >>> from coulomb.theory.grids import Interval
     >>> system = MeanField(Interval(-1, 1, 100), lambda w: w[..., 0] ** 2)
     >>> round(system.free_energy(system.grid.uniform()).total, 4)  # 1/3 - log 2
     -0.3598

@@ -17,9 +17,8 @@ from scipy.stats import norm
 from coulomb._support.checks import check_real
 from coulomb._support.errors import ParameterError
 from coulomb._support.stats import Fit, fit_power
-from coulomb.theory.boxes import Interval
 from coulomb.theory.equilibrium import equilibrium
-from coulomb.theory.grids import FloatArray
+from coulomb.theory.grids import FloatArray, Interval
 from coulomb.theory.system import Function, MeanField
 
 

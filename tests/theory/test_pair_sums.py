@@ -9,9 +9,14 @@ from scipy.integrate import quad
 from coulomb._support.errors import ParameterError
 from coulomb.interactions import Riesz
 from coulomb.theory import Disc, Interval, MeanField, RadialBall, Rectangle
-from coulomb.theory.averages import cell_averages, check_continuum, radial
-from coulomb.theory.convolution import ConvolutionSum
-from coulomb.theory.shells import ShellSum, grid_sum
+from coulomb.theory.pair_sums import (
+    ConvolutionSum,
+    ShellSum,
+    cell_averages,
+    check_continuum,
+    grid_sum,
+    radial,
+)
 
 
 def second_difference(primitive, k):

@@ -1,18 +1,23 @@
-"""Cell averages of a singular kernel.
+"""The interaction on a grid: cell averages of a singular kernel, summed by FFT.
 
-`g_ij = mean over both cells of g(|w - w'|)`: finite for every `s < d`, and the
-interaction energy of a piecewise constant density is exact with it.
+For masses `m_j` of the cells, the potential is `(K m)_i = sum_j g_ij m_j` with
+`g_ij = mean over both cells of g(|w - w'|)`. The quadratic form `m.K m / 2` is then the
+exact interaction energy of the piecewise constant density, finite for every `s < d` and
+positive on differences of densities where `g` is.
 """
 
 import itertools
 import math
+from abc import ABC, abstractmethod
+from functools import cached_property
 
 import numpy as np
 import torch
+from scipy import fft
 
 from coulomb._support.errors import ParameterError
 from coulomb.interactions import AbstractInteraction, Riesz
-from coulomb.theory.grids import FloatArray
+from coulomb.theory.grids import AbstractBoxGrid, AbstractGrid, FloatArray, RadialBall
 
 # Offsets up to _NEAR cells take more nodes; beyond, g is nearly polynomial.
 _NEAR, _NODES_NEAR, _NODES_FAR = 8, 12, 4
@@ -187,3 +192,152 @@ def _ray(
             value = value * _hat(r * part[:, None], slope)
         total += float(weights @ value.sum(axis=1))
     return total
+
+
+class AbstractGridSum(ABC):
+    """The linear map from cell masses to the interaction potential on the cells."""
+
+    @abstractmethod
+    def __call__(self, masses: FloatArray) -> FloatArray:
+        """Evaluate `K m`."""
+
+    @property
+    @abstractmethod
+    def local(self) -> float:
+        """The eigenvalue of `K` on the fastest oscillation of the grid, about."""
+
+    @abstractmethod
+    def dense(self) -> FloatArray:
+        """Write out `K`, the plain twin of the fast sum."""
+
+
+class ConvolutionSum(AbstractGridSum):
+    """Sums on Cartesian grids by FFT, in `O(G log G)`.
+
+    Examples
+    --------
+    >>> from coulomb.interactions import Riesz
+    >>> from coulomb.theory.grids import Interval
+    >>> pairs = ConvolutionSum(Riesz(s=0.5), Interval(-1, 1, 16))
+    >>> masses = np.linspace(0, 1, 16)
+    >>> bool(np.abs(pairs(masses) - pairs.dense() @ masses).max() < 1e-12)
+    True
+    """
+
+    def __init__(self, interaction: AbstractInteraction, grid: AbstractBoxGrid) -> None:
+        self._grid = grid
+        self._table = cell_averages(interaction, grid.shape, grid.spacing)
+        self._padded = [fft.next_fast_len(2 * n - 1, real=True) for n in grid.shape]
+        self._spectrum = fft.rfftn(self._mirrored())
+
+    def _mirrored(self) -> FloatArray:
+        kernel = self._table
+        for axis, (count, length) in enumerate(
+            zip(self._grid.shape, self._padded, strict=True)
+        ):
+            index = np.minimum(np.arange(length), length - np.arange(length))
+            values = kernel.take(np.minimum(index, count - 1), axis=axis)
+            shape = [-1 if a == axis else 1 for a in range(kernel.ndim)]
+            kernel = values * (index < count).reshape(shape)
+        return kernel
+
+    def __call__(self, masses: FloatArray) -> FloatArray:
+        return self._filter(masses, self._spectrum)
+
+    def rough_inverse(self, values: FloatArray) -> FloatArray:
+        """Undo the sum about, as if the grid were periodic; symmetric and positive."""
+        return self._filter(values, self._inverse_spectrum)
+
+    @cached_property
+    def _inverse_spectrum(self) -> FloatArray:
+        size = np.abs(self._spectrum.real)
+        return np.asarray(1 / np.maximum(size, 1e-6 * size.max()))
+
+    def _filter(self, values: FloatArray, spectrum: FloatArray) -> FloatArray:
+        whole = fft.rfftn(self._grid.embed(values), self._padded)
+        filtered = fft.irfftn(whole * spectrum, self._padded)
+        corner = filtered[tuple(slice(count) for count in self._grid.shape)]
+        return np.asarray(corner[self._grid.inside], dtype=np.float64)
+
+    @property
+    def local(self) -> float:
+        fastest = tuple(length // 2 for length in self._padded)
+        return max(float(self._spectrum.real[fastest]), 0.0)
+
+    def dense(self) -> FloatArray:
+        index = np.argwhere(self._grid.inside)
+        gaps = np.abs(index[:, None] - index[None])
+        return np.asarray(self._table[tuple(np.moveaxis(gaps, -1, 0))])
+
+
+class ShellSum(AbstractGridSum):
+    """Sums over shells of the 3-ball.
+
+    The mean of `g_s` between spheres of radii `a` and `b` is
+    `((a + b)^(2-s) - |a - b|^(2-s)) / (2 a b (2 - s))` for `s > 0`; at `s = 1` that is
+    Newton's `1 / max(a, b)`. The second term is averaged over both shells, so that it
+    is finite up to `s < 3`.
+
+    Examples
+    --------
+    >>> pairs = ShellSum(Riesz(s=1), RadialBall(1.0, 50))
+    >>> masses = np.zeros(50)
+    >>> masses[10] = 1.0
+    >>> bool(abs(pairs(masses)[40] - 1 / RadialBall(1.0, 50).centres[40, 0]) < 1e-12)
+    True
+    """
+
+    def __init__(self, interaction: AbstractInteraction, grid: RadialBall) -> None:
+        check_continuum(interaction, grid.dim)
+        if not isinstance(interaction, Riesz) or interaction.truncation:
+            raise ParameterError(
+                "`interaction` must be Riesz without truncation on a RadialBall; got "
+                f"{interaction!r}."
+            )
+        radii = grid.centres[:, 0]
+        total = radii[:, None] + radii
+        product = 2 * radii[:, None] * radii
+        gap = np.abs(radii[:, None] - radii)
+        s = interaction.s
+        if s <= 0:  # the integral of g(r) r is smooth
+            self._matrix = (_moment(total, s) - _moment(gap, s)) / product
+            return
+        width = (grid.radius / grid.cells,)
+        inner = Riesz(s=s - 2)
+        table = cell_averages(inner, (grid.cells,), width)
+        index = np.arange(grid.cells)
+        near = table[np.abs(index[:, None] - index)]
+        if s == 2:
+            self._matrix = (np.log(total) + near) / product
+        elif s < 2:
+            self._matrix = (total ** (2 - s) + near) / (product * (2 - s))
+        else:
+            self._matrix = (near - total ** (2 - s)) / (product * (s - 2))
+
+    def __call__(self, masses: FloatArray) -> FloatArray:
+        return np.asarray(self._matrix @ masses)
+
+    @property
+    def local(self) -> float:
+        steps = np.diag(self._matrix)[1:] - np.diag(self._matrix, 1)
+        return max(float(np.median(steps)), 0.0)
+
+    def dense(self) -> FloatArray:
+        return np.asarray(self._matrix)
+
+
+def _moment(r: FloatArray, s: float) -> FloatArray:
+    """Integrate `g_s(r) r` from zero, for `s <= 0`."""
+    if s < 0:
+        return np.asarray(-(r ** (2 - s)) / (2 - s))
+    safe = np.where(r > 0, r, 1.0)
+    return np.asarray(0.25 * r**2 - 0.5 * r**2 * np.log(safe))
+
+
+def grid_sum(interaction: AbstractInteraction, grid: AbstractGrid) -> AbstractGridSum:
+    """Choose the sum over pairs of cells that fits a grid."""
+    if isinstance(grid, AbstractBoxGrid):
+        return ConvolutionSum(interaction, grid)
+    if isinstance(grid, RadialBall):
+        return ShellSum(interaction, grid)
+    raise ParameterError(f"`grid` must be a box, a disc or a ball; got {grid!r}.")
