@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from coulomb._support.archive import plain
 from coulomb.interactions import Riesz
-from coulomb.report.theory import draw_deviations, draw_meanfield
+from coulomb.report.print import print_side_by_side
+from coulomb.report.sections.theory import CHARTS
 from coulomb.theory import (
     Disc,
     GapSettings,
@@ -38,7 +40,9 @@ def test_mean_field(tmp_path, generator, grid):
     )
     path = tmp_path / "figures" / "meanfield.png"
     flow = evolve(system, start, [0.01, 0.02])
-    draw_meanfield(path, grid, equilibrium(system), flow, gap)
+    found = {"points": grid.points, "flow": flow, "gap": gap}
+    found["equilibrium"] = equilibrium(system)
+    print_side_by_side(CHARTS["meanfield"]("a", plain(found)), path)
     assert path.read_bytes().startswith(PNG)
     assert [each.name for each in path.parent.iterdir()] == ["meanfield.png"]
 
@@ -58,5 +62,6 @@ def test_deviations(tmp_path):
         generator=random,
     )
     energy = free_energy_curve(system, [4, 8, 16], settings=settings, generator=random)
-    draw_deviations(tmp_path / "rare.png", curve, energy)
+    found = plain({"deviations": curve, "free_energy": energy})
+    print_side_by_side(CHARTS["deviations"]("a", found), tmp_path / "rare.png")
     assert (tmp_path / "rare.png").read_bytes().startswith(PNG)

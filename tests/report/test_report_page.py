@@ -23,9 +23,8 @@ from report_cases import (
 from coulomb._support.archive import write_json
 from coulomb._support.errors import ParameterError
 from coulomb.experiments.records import FILE, FRAMES
-from coulomb.report.contents import arrange
-from coulomb.report.page import write_report
-from coulomb.report.reading import read_results
+from coulomb.report.load_results import read_results
+from coulomb.report.page import arrange, write_report
 
 VOID = {"meta", "link", "img", "input"}
 EVIL = '</script><script>window.owned=1</script><img src=x onerror="window.owned=1">'

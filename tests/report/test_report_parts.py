@@ -21,18 +21,17 @@ from typer.testing import CliRunner
 from coulomb._support.archive import write_json
 from coulomb.cli.report import report
 from coulomb.experiments import Record
-from coulomb.report.charts import Axis, Chart, Curve, Dots, Field, Histogram, Ink
-from coulomb.report.charts import drawable as keep
+from coulomb.report.chart import Axis, Chart, Curve, Dots, Field, Histogram, Ink
+from coulomb.report.chart import drawable as keep
 from coulomb.report.interactive import interactive
 from coulomb.report.movie import pack, read_runs
 from coulomb.report.palette import _TONES, DARK, LIGHT
-from coulomb.report.phase_a import phase_a_section
-from coulomb.report.printed import printed
-from coulomb.report.rows import Row, by_row, row_inks
-from coulomb.report.sections import chart_numbers, draw
-from coulomb.report.sweeps import averaged, tick
+from coulomb.report.parts import chart_numbers, draw
+from coulomb.report.print import printed
+from coulomb.report.rows import Row, averaged, by_row, row_inks, tick
+from coulomb.report.sections.phase_a import phase_a_section
+from coulomb.report.sections.theory import deviation_charts, meanfield_charts
 from coulomb.report.tables import Column, Table, mark_best, number, text
-from coulomb.report.theory_charts import deviation_charts, meanfield_charts
 
 X, Y = Axis("x"), Axis("y")
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from coulomb._support.progress import progress_bar
+from coulomb.cli.output import print_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -135,32 +136,24 @@ def _record(row: Row) -> dict[str, Any]:
 
 
 def _print_table(rows: list[Row], trials: int) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(
-        title=f"Accuracy of a linear classifier, mean over {trials} paired trials",
-        caption=(
-            "control: the norms and sparsity of the learned features, not placed by "
-            "the labels; ± one standard error"
-        ),
-    )
-    table.add_column("problem")
-    for header in ("D", "raw columns", "fixed", "control", "learned"):
-        table.add_column(header, justify="right")
-    table.add_column("learned - fixed", justify="right")
-    table.add_column("learned - control", justify="right")
-    for row in rows:
-        means = [f"{v.mean():.3f}" for v in (row.raw, row.fixed, row.control)]
-        table.add_row(
-            row.name,
-            str(row.n_components),
-            *means,
-            f"[bold]{row.learned.mean():.3f}[/bold]",
-            _difference(row.learned - row.fixed),
-            _difference(row.learned - row.control),
-        )
-    Console(width=None if Console().is_terminal else 110).print(table)
+    print_table(
+        f"Accuracy of a linear classifier, mean over {trials} paired trials",
+        ("problem", "D", "raw columns", "fixed", "control", "learned",
+         "learned - fixed", "learned - control"),
+        [
+            (
+                row.name,
+                str(row.n_components),
+                *(f"{v.mean():.3f}" for v in (row.raw, row.fixed, row.control)),
+                (f"{row.learned.mean():.3f}", "bold"),
+                _difference(row.learned - row.fixed),
+                _difference(row.learned - row.control),
+            )
+            for row in rows
+        ],
+        caption="control: the norms and sparsity of the learned features, not placed "
+        "by the labels; ± one standard error",
+    )  # fmt: skip
 
 
 def _difference(values: "np.ndarray") -> str:

@@ -1,12 +1,12 @@
 """`coulomb reproduce` and `coulomb claims`: the paper's tables, figures, sentences."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coulomb._support.errors import CoulombError, ParameterError
+from coulomb.cli.output import print_table, write_numbers
 
 if TYPE_CHECKING:
     from coulomb.experiments.claims import Result
@@ -127,7 +127,6 @@ def claims(
 
     `coulomb claims results --json claims.json`
     """
-    from coulomb._support.archive import write_json
     from coulomb.experiments import load_experiments
     from coulomb.experiments.claims import judge_claims
     from coulomb.experiments.paper import check_paper
@@ -146,75 +145,45 @@ def claims(
         for finding in result.findings:
             counts[finding.verdict.value] = counts.get(finding.verdict.value, 0) + 1
     typer.echo(", ".join(f"{count} {word}" for word, count in counts.items()) + ".")
-    if json is not None:
-        write_json(json, _plain(results, checks))
-        typer.echo(f"Numbers: {json}")
+    write_numbers(json, _plain(results, checks))
 
 
 def _print_summary(name: str, records: Any) -> None:
-    from rich.table import Table
-
     from coulomb.experiments.summary import summarise
     from coulomb.experiments.tables import METRICS
 
     metric = METRICS.get(name, ("accuracy",))[0]
     varied = ("task", "noise", "n_samples", "n_components", "n_features")
-    table = Table(title=f"{name}: {metric}")
     summaries = summarise(records, metric)
     shown = [v for v in varied if len({s.row.get(v) for s in summaries}) > 1]
-    for header in (*shown, "row", "mean", "standard error", "n"):
-        table.add_column(header, justify="left" if header == "row" else "right")
-    ordered = sorted(summaries, key=lambda s: [str(s.row.get(v)) for v in shown])
-    for each in ordered:
+    rows = []
+    for each in sorted(summaries, key=lambda s: [str(s.row.get(v)) for v in shown]):
         cells = [str(each.row.get(v)) for v in shown]
         error = f"{each.standard_error:.4f}" if each.n > 1 else ""
-        table.add_row(*cells, each.title, f"{each.mean:.4f}", error, str(each.n))
-    _console().print(table)
+        rows.append((each.title, *cells, f"{each.mean:.4f}", error, str(each.n)))
+    headers = ("row", *shown, "mean", "standard error", "n")
+    print_table(f"{name}: {metric}", headers, rows, width=160)
 
 
 def _print_claims(results: "list[Result]") -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
     from coulomb.experiments.claims import words
 
-    table = Table(title="The paper's claims", show_lines=True)
-    headers = ("claim", "paper", "constants", "ours", "difference", "verdict", "note")
-    for header in headers:
-        table.add_column(header, overflow="fold")
+    rows = []
     for result in results:
         for number, finding in enumerate(result.findings):
-            style = _STYLES[finding.verdict.value]
-            first = number == 0
-            table.add_row(
-                escape(result.claim.text) if first else "",
-                escape(result.claim.paper) if first else "",
-                finding.constants,
-                escape(finding.ours),
-                words(finding.difference) if finding.difference else "",
-                f"[{style}]{finding.verdict.value}[/{style}]",
-                escape(finding.note),
-            )
-    _console().print(table)
+            claim = (result.claim.text, result.claim.paper) if not number else ("", "")
+            gap = words(finding.difference) if finding.difference else ""
+            verdict = (finding.verdict.value, _STYLES[finding.verdict.value])
+            row = (*claim, finding.constants, finding.ours, gap, verdict, finding.note)
+            rows.append(row)
+    headers = ("claim", "paper", "constants", "ours", "difference", "verdict", "note")
+    print_table("The paper's claims", headers, rows, words=7, lines=True, width=160)
 
 
 def _print_checks(checks: "list[Check]") -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title="What the paper's tables say about themselves")
-    for header in ("check", "found", "anomaly"):
-        table.add_column(header, overflow="fold")
-    for check in checks:
-        word = "yes" if check.confirmed else "no"
-        table.add_row(escape(check.title), escape(check.found), word)
-    _console().print(table)
-
-
-def _console() -> Any:
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else 160)
+    rows = [(c.title, c.found, "yes" if c.confirmed else "no") for c in checks]
+    title = "What the paper's tables say about themselves"
+    print_table(title, ("check", "found", "anomaly"), rows, words=3, width=160)
 
 
 def _plain(results: "list[Result]", checks: "list[Check]") -> dict[str, Any]:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coulomb._support.errors import ParameterError
 from coulomb._support.progress import progress_bar
+from coulomb.cli.output import print_table, whole_numbers, write_numbers
 
 if TYPE_CHECKING:
     from coulomb.theory.system import MeanField
@@ -111,7 +111,7 @@ def meanfield(
 
     system = _system(potential, domain, size, cells, s, truncation, strength, beta)
     grid = system.grid
-    numbers = _whole_numbers(counts)
+    numbers = whole_numbers("counts", counts)
     seen = parse_expression(observable, grid.dim)
     first = parse_expression(start, grid.dim)(torch.from_numpy(grid.points)).numpy()
     marks = time * np.array([0.1, 0.3, 1.0])
@@ -137,7 +137,7 @@ def meanfield(
         )
     energies = np.interp(flow.times, flow.step_times, flow.free_energies)
     distances = np.abs(flow.densities - rest.density) @ grid.volumes
-    _table(
+    _print_columns(
         f"Density, V = {potential}, equilibrium free energy {rest.free_energy:.6g}",
         ["time", "free energy", "L1 distance from equilibrium"],
         flow.times,
@@ -148,7 +148,7 @@ def meanfield(
     if gap.first_exponent is not None:
         shown |= {"W1": gap.first, "W2": gap.second}
     title = f"Particles at time {time:g}, mean of {replicas} runs"
-    _table(title, list(shown), *shown.values())
+    _print_columns(title, list(shown), *shown.values())
     fits = {
         "W1": gap.first_exponent,
         "W2": gap.second_exponent,
@@ -160,12 +160,8 @@ def meanfield(
                 f"{name} falls as N^{fit.slope:.3f} "
                 f"(95 % interval {fit.low:.3f} to {fit.high:.3f})"
             )
-    if figure is not None:
-        from coulomb.report.theory import draw_meanfield
-
-        draw_meanfield(figure, grid, rest, flow, gap)
-        typer.echo(f"Picture: {figure}")
-    _write(json, {"points": grid.points, "equilibrium": rest, "flow": flow, "gap": gap})
+    found = {"points": grid.points, "equilibrium": rest, "flow": flow, "gap": gap}
+    _write("meanfield", found, figure, json)
 
 
 def deviations(
@@ -222,7 +218,7 @@ def deviations(
     )
 
     system = _system(potential, domain, size, cells, s, truncation, strength, 1.0)
-    numbers = _whole_numbers(counts)
+    numbers = whole_numbers("counts", counts)
     scaling = Scaling(beta, power=power)
     settings = ImportanceSettings(configurations, bridges=bridges)
     with progress_bar("large deviations", 2 * len(numbers)) as advance:
@@ -249,7 +245,7 @@ def deviations(
             watch=watch,
         )
     speed = "N" if power == 1 else "beta_N"
-    _table(
+    _print_columns(
         f"P(|int f dmu_N - {curve.centre:.4f}| >= {delta:g}), f = {observable}",
         ["N", speed, "log P", "standard error", "predicted", "weights' size"],
         curve.counts,
@@ -263,7 +259,7 @@ def deviations(
         f"-log P grows with {speed} at {curve.fit.slope:.4f} "
         f"+- {curve.fit.standard_error:.4f}; predicted {curve.rate:.4f}"
     )
-    _table(
+    _print_columns(
         f"-log Z_N / beta_N; its limit is {energy.limit:.6g}",
         ["N", "measured", "standard error", "mean field at beta_N / N"],
         energy.counts,
@@ -271,12 +267,8 @@ def deviations(
         energy.standard_errors,
         energy.finite_limits,
     )
-    if figure is not None:
-        from coulomb.report.theory import draw_deviations
-
-        draw_deviations(figure, curve, energy)
-        typer.echo(f"Picture: {figure}")
-    _write(json, {"deviations": curve, "free_energy": energy})
+    found = {"deviations": curve, "free_energy": energy}
+    _write("deviations", found, figure, json)
 
 
 def _system(
@@ -304,31 +296,23 @@ def _system(
     return MeanField(grid, felt, Riesz(s=s, truncation=truncation), strength, beta)
 
 
-def _whole_numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ParameterError(
-            f"`counts` must be whole numbers with commas between; got {text!r}."
-        ) from error
+def _print_columns(title: str, headers: list[str], *columns: Any) -> None:
+    rows = zip(*columns, strict=True)
+    shown = ([f"{value:.5g}" for value in row] for row in rows)
+    print_table(title, headers, shown, words=0)
 
 
-def _table(title: str, headers: list[str], *columns: Any) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _write(
+    name: str, found: dict[str, Any], figure: Path | None, json: Path | None
+) -> None:
+    """Draw and write what was found, as far as it was asked for."""
+    from coulomb._support.archive import plain
 
-    table = Table(title=title)
-    for header in headers:
-        table.add_column(header, justify="right")
-    for row in zip(*columns, strict=True):
-        table.add_row(*(f"{value:.5g}" for value in row))
-    Console().print(table)
+    numbers = plain(found)
+    if figure is not None:
+        from coulomb.report.print import print_side_by_side
+        from coulomb.report.sections.theory import CHARTS
 
-
-def _write(path: Path | None, content: dict[str, Any]) -> None:
-    if path is None:
-        return
-    from coulomb._support.archive import plain, write_json
-
-    write_json(path, plain(content))
-    typer.echo(f"Numbers: {path}")
+        print_side_by_side(CHARTS[name](name, numbers), figure)
+        typer.echo(f"Picture: {figure}")
+    write_numbers(json, numbers)

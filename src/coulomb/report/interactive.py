@@ -6,7 +6,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from coulomb.report.charts import Axis, Chart, Curve, Dots, Field, Histogram
+from coulomb.report.chart import Axis, Chart, Curve, Dots, Field, Histogram
 from coulomb.report.palette import DASHES, LIGHT, MARKERS
 
 BAND_OPACITY = 0.13

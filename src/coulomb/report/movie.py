@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from coulomb._support.errors import FileFormatError
 from coulomb.report.palette import LIGHT
-from coulomb.report.printed import PRINT_STYLE, safe_text, save
+from coulomb.report.print import PRINT_STYLE, safe_text, save
 
 FloatArray = npt.NDArray[np.float64]
 _MOST_FRAMES, _MOST_PARTICLES, _MOST_ROWS = 600, 1000, 200

@@ -1,24 +1,261 @@
-"""`write_report`: a folder of results becomes one page that needs nothing else."""
+"""What is on the page, and in which order."""
 
 import base64
 import hashlib
 import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from coulomb._support.archive import write_whole
 from coulomb._support.progress import progress_bar
+from coulomb._support.stats import Difference
 from coulomb._version import __version__
-from coulomb.report.contents import Contents, arrange
+from coulomb.experiments.records import Record
+from coulomb.experiments.summary import paired, select
 from coulomb.report.interactive import library
+from coulomb.report.load_results import Results, read_results
 from coulomb.report.movie import Run, pack, print_runs
 from coulomb.report.palette import theme_styles
-from coulomb.report.reading import read_results
-from coulomb.report.sections import Group, Picture, draw, legend_of
+from coulomb.report.parts import Group, Picture, Section, draw, legend_of
+from coulomb.report.rows import EXPECTED, clean, place_of
+from coulomb.report.sections.claims import ClaimsView, view_claims
+from coulomb.report.sections.default import general_section
+from coulomb.report.sections.phase_a import phase_a_section
+from coulomb.report.sections.synthetic import (
+    budget_section,
+    noise_section,
+    runtime_section,
+    strength_section,
+)
+from coulomb.report.sections.text import text_section
+from coulomb.report.sections.theory import theory_sections
+from coulomb.report.tables import Column, Table, number, text
+
+_BUILDERS: dict[str, Callable[[Sequence[Record]], Section]] = {
+    "noise": noise_section,
+    "strength": strength_section,
+    "budget": budget_section,
+    "runtime": runtime_section,
+    "text": text_section,
+    "phase-a": phase_a_section,
+}
+
+
+class Link(NamedTuple):
+    """An entry of the list of sections."""
+
+    key: str
+    title: str
+
+
+class Tile(NamedTuple):
+    """A number of the summary."""
+
+    label: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All that the page says."""
+
+    folder: str
+    lead: str
+    tiles: list[Tile]
+    findings: list[str]
+    problems: tuple[str, ...]
+    missing: list[str]
+    runs: list[Run]
+    claims: ClaimsView | None
+    sections: list[Section]
+    settings_tables: list[Table]
+
+    def links(self, *, with_movie: bool) -> list[Link]:
+        """List the sections."""
+        first = [Link("summary", "Summary")]
+        if with_movie:
+            first.append(Link("particles", "Particles"))
+        if self.claims:
+            first.append(Link("claims", "Claims"))
+        middle = [Link(section.key, section.link) for section in self.sections]
+        return [*first, *middle, Link("settings", "Settings")]
+
+
+def arrange(results: Results) -> Contents:
+    """Decide what is on the page."""
+    sections = []
+    problems = list(results.problems)
+    for name in _order(results.records):
+        if name in _THEORY:
+            continue
+        build = _BUILDERS.get(name, general_section)
+        sections.append(build(results.records[name]))
+    sections.extend(theory_sections(results.theory, results.records, problems))
+    claims = view_claims(results.records, problems) if results.records else None
+    everything = [record for part in results.records.values() for record in part]
+    return Contents(
+        folder=results.folder.resolve().name,
+        lead=_LEAD,
+        tiles=_tiles(results, everything),
+        findings=[*_verdict_findings(claims), *_noise_findings(results)],
+        problems=tuple(problems),
+        missing=list(_missing(results)),
+        runs=results.runs,
+        claims=claims,
+        sections=sections,
+        settings_tables=[_settings(results), _environments(everything)],
+    )
+
+
+def _verdict_findings(claims: ClaimsView | None) -> Iterator[str]:
+    for bar in claims.bars if claims else ():
+        counts = {count.tone: count.number for count in bar.counts}
+        tested = counts["holds"] + counts["fails"]
+        if tested:
+            yield f"{bar.label}, {counts['holds']} of {tested} tested claims hold."
+
+
+def _noise_findings(results: Results) -> Iterator[str]:
+    """Say how far learned particles are above fixed ones and above their control."""
+    records = [
+        record
+        for record in results.records.get("noise", [])
+        if EXPECTED(record) is not None
+        and (place_of(record, "noise") or math.inf) <= _LITTLE_NOISE
+    ]
+    for constants, words in (
+        ("paper", "the paper’s constants"),
+        ("default", "our defaults"),
+    ):
+        strength = {"strength": 0.5} if constants == "paper" else {}
+        common = {"constants": constants, "design": 42}
+        ours = {"method": "langevin", "control": None} | strength | common
+        learned = select(records, **ours)
+        fixed = select(records, method="fixed", **common)
+        control = select(records, **(ours | {"control": "norm-matched"}))
+        gains = [
+            paired(learned, rival, "expected_accuracy") for rival in (fixed, control)
+        ]
+        if all(gain.n > 1 for gain in gains):
+            over, beyond = (_signed(gain) for gain in gains)
+            yield (
+                f"Synthetic problem, σ ≤ {_LITTLE_NOISE:g}, {words}: learned minus "
+                f"random Fourier features {over}; learned minus its norm-matched "
+                f"control {beyond} (expected accuracy, paired)."
+            )
+
+
+def _signed(gain: Difference) -> str:
+    return f"{gain.mean:+.3f} ± {gain.standard_error:.3f}".replace("-", "−")
+
+
+_LITTLE_NOISE = 1.0
+_WORDS = {"paper": "the paper’s constants", "default": "our defaults"}
+_LEAD = (
+    "Random features as charged particles: attracted by the labels, kept apart by a "
+    "repulsion. Every experiment of the paper, run with its constants and with ours, "
+    "beside the controls it lacks."
+)
+_THEORY = ("meanfield", "deviations")
+_ORDER = ("noise", "strength", "budget", "runtime", "text", "phase-a", *_THEORY)
+
+
+def _order(records: dict[str, list[Record]]) -> list[str]:
+    known = [name for name in _ORDER if name in records]
+    return known + [name for name in records if name not in _ORDER]
+
+
+def _missing(results: Results) -> Iterator[str]:
+    for name in _ORDER:
+        if name not in set(results.records) | _drawn(results):
+            yield (
+                f"{name}: has not been run; `coulomb reproduce {name} --out DIR` and "
+                "then `coulomb report DIR` put it on this page."
+            )
+
+
+def _tiles(results: Results, records: Sequence[Record]) -> list[Tile]:
+    rows = {
+        (r.experiment, clean(r.job.get("method")), clean(r.job.get("control")))
+        for r in records
+    }
+    return [
+        Tile("experiments", str(len(set(results.records) | _drawn(results)))),
+        Tile("records, one per job and control", f"{len(records):,}"),
+        Tile("methods and controls", str(len(rows))),
+    ]
+
+
+def _drawn(results: Results) -> set[str]:
+    parts = {"flow": "meanfield", "deviations": "deviations"}
+    keys = {key for content in results.theory.values() for key in content}
+    return {name for part, name in parts.items() if part in keys}
+
+
+def _settings(results: Results) -> Table:
+    columns = (
+        Column("experiment", numeric=False),
+        Column("records"),
+        Column("trials"),
+        Column("settings that vary", numeric=False, wide=True),
+        Column("settings that do not", numeric=False, wide=True),
+    )
+    rows = []
+    for name in _order(results.records):
+        records = results.records[name]
+        values: dict[str, dict[str, None]] = {}
+        for record in records:
+            for key, value in record.job.items():
+                if key not in ("seed", "trial"):
+                    values.setdefault(clean(key), {})[clean(value)] = None
+        several = {key: list(found) for key, found in values.items() if len(found) > 1}
+        single = {key: list(found) for key, found in values.items() if len(found) == 1}
+        trials = {repr(record.job.get("trial")) for record in records}
+        rows.append(
+            (
+                text(clean(name)),
+                number(len(records), digits=0),
+                number(len(trials), digits=0),
+                text(_listed(several)),
+                text(_listed(single)),
+            )
+        )
+    return Table("run-settings", "Run settings", columns, tuple(rows))
+
+
+def _listed(values: dict[str, list[str]]) -> str:
+    parts = []
+    for key, found in values.items():
+        shown = ", ".join(found[:12]) + (", …" if len(found) > 12 else "")
+        parts.append(f"{key}: {shown}")
+    return "; ".join(parts) or "–"
+
+
+def _environments(records: Sequence[Record]) -> Table:
+    counts: Counter[tuple[str, str]] = Counter()
+    for record in records:
+        counts["coulomb", clean(record.version)] += 1
+        for key, value in record.environment.items():
+            counts[clean(key), clean(value)] += 1
+    columns = (
+        Column("what", numeric=False),
+        Column("value", numeric=False),
+        Column("records"),
+    )
+    rows = tuple(
+        (text(key), text(value), number(count, digits=0))
+        for (key, value), count in counts.items()
+    )
+    return Table("environment", "Environment of the runs", columns, rows)
+
 
 PAGE = "report.html"
 _TITLE = "A Coulomb particle model for learning kernels"

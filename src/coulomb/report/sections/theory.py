@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from coulomb._support.errors import FileFormatError
-from coulomb.report.charts import (
+from coulomb.experiments.records import Record
+from coulomb.report.chart import (
     Axis,
     Chart,
     Curve,
@@ -17,6 +18,9 @@ from coulomb.report.charts import (
     Numbers,
     numbers,
 )
+from coulomb.report.parts import Group, Section
+from coulomb.report.rows import clean
+from coulomb.report.sections.default import metric_tables
 
 _PARTICLES, _DENSITY, _REST = Ink(1), Ink(2), Ink(0, 1)
 _BINS = 40
@@ -52,6 +56,9 @@ def deviation_charts(key: str, data: Mapping[str, Any]) -> list[Chart]:
             f"The large-deviation numbers lack a part: {error!r}; write them again "
             "with `coulomb deviations --json`."
         ) from error
+
+
+CHARTS = {"meanfield": meanfield_charts, "deviations": deviation_charts}
 
 
 def _density_on_line(key: str, points: Any, data: Mapping[str, Any]) -> Chart:
@@ -258,3 +265,52 @@ def _measured(
         ink,
         line=False,
     )
+
+
+_PARTS = (
+    (
+        "meanfield",
+        "flow",
+        "From particles to density",
+        "Mean field",
+        "As N grows the particles follow the McKean-Vlasov equation. Its free energy "
+        "falls at every step, and the gap between particles and density closes as a "
+        "power of N.",
+        meanfield_charts,
+    ),
+    (
+        "deviations",
+        "deviations",
+        "Large deviations",
+        "Deviations",
+        "Under the Gibbs law a deviation of the learned kernel becomes exponentially "
+        "rare. Measured probabilities against the rate that the theory predicts.",
+        deviation_charts,
+    ),
+)
+
+
+def theory_sections(
+    theory: Mapping[str, Mapping[str, Any]],
+    records: Mapping[str, Sequence[Record]],
+    problems: list[str],
+) -> list[Section]:
+    """Chart the numbers of the theory's verbs, and tabulate their records."""
+    sections = []
+    for key, part, title, link, intro, make in _PARTS:
+        groups = []
+        for i, (name, data) in enumerate(theory.items()):
+            if part not in data:
+                continue
+            try:
+                charts: list[Chart] = make(f"{key}-{i}", data)
+            except FileFormatError as error:
+                problems.append(f"{name}.json: {error}")
+                continue
+            words = clean(name) if len(theory) > 2 else ""
+            groups.append(Group(words, tuple(charts), shared=False))
+        tables = metric_tables(key, records.get(key, []))
+        if groups or tables:
+            charts_and_tables = (tuple(groups), tuple(tables))
+            sections.append(Section(key, title, link, (intro,), *charts_and_tables))
+    return sections

@@ -3,6 +3,8 @@
 import io
 import re
 import warnings
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -12,7 +14,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator
 
-from coulomb.report.charts import Axis, Chart, Dots, Field, Histogram, Layer
+from coulomb._support.archive import write_whole
+from coulomb.report.chart import Axis, Chart, Dots, Field, Histogram, Layer, drawable
 from coulomb.report.demo import STYLE
 from coulomb.report.interactive import BAND_OPACITY
 from coulomb.report.palette import LIGHT, PRINTED_DASHES, PRINTED_MARKERS
@@ -37,26 +40,39 @@ _LETTERS_PER_INCH = 14  # of the legend's font
 
 
 def printed(chart: Chart) -> tuple[bytes, bytes]:
-    """Draw a chart."""
+    """Draw a chart, as SVG and as PNG."""
     with matplotlib.rc_context(PRINT_STYLE):
         height = _HEIGHT + (0.8 if chart.square else 0)
         height = max(height, 1.1 + 0.2 * len(chart.y.names))
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-        axis = figure.subplots()
-        keys = [_draw(axis, layer) for layer in chart.layers]
-        axis.set_title(safe_text(chart.title))
-        axis.set(xlabel=safe_text(chart.x.label), ylabel=safe_text(chart.y.label))
-        _scale(axis.xaxis, axis.set_xscale, chart.x)
-        _scale(axis.yaxis, axis.set_yscale, chart.y)
-        if chart.x.zero:
-            axis.axvline(0, color=LIGHT[0], linewidth=0.8)
-        if chart.square:
-            axis.set_aspect("equal")
-        shown = [
-            (key, layer.name) for key, layer in zip(keys, chart.layers, strict=True)
-        ]
-        legend_below(figure, [(key, name) for key, name in shown if key is not None])
+        legend_below(figure, _draw_chart(figure.subplots(), chart))
         return save(figure)
+
+
+def print_side_by_side(charts: Sequence[Chart], path: Path) -> None:
+    """Draw charts in one picture, each with a legend of its own."""
+    with matplotlib.rc_context(PRINT_STYLE):
+        figure = Figure(figsize=(4.2 * len(charts), 4.2), layout="constrained")
+        for axis, chart in zip(figure.subplots(1, len(charts)), charts, strict=True):
+            entries = _draw_chart(axis, drawable(chart))
+            names = [safe_text(name) for _, name in entries]
+            axis.legend([key for key, _ in entries], names, fontsize=7)
+        write_whole(path, lambda file: figure.savefig(file, dpi=110))
+
+
+def _draw_chart(axis: Any, chart: Chart) -> list[tuple[Any, str]]:
+    """Draw a chart on an axis and list the entries of its legend."""
+    keys = [_draw(axis, layer) for layer in chart.layers]
+    axis.set_title(safe_text(chart.title))
+    axis.set(xlabel=safe_text(chart.x.label), ylabel=safe_text(chart.y.label))
+    _scale(axis.xaxis, axis.set_xscale, chart.x)
+    _scale(axis.yaxis, axis.set_yscale, chart.y)
+    if chart.x.zero:
+        axis.axvline(0, color=LIGHT[0], linewidth=0.8)
+    if chart.square:
+        axis.set_aspect("equal")
+    shown = zip(keys, chart.layers, strict=True)
+    return [(key, layer.name) for key, layer in shown if key is not None]
 
 
 def safe_text(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from coulomb.report.charts import (
+from coulomb.report.chart import (
     Chart,
     Curve,
     Dots,
@@ -17,7 +17,7 @@ from coulomb.report.charts import (
     drawable,
 )
 from coulomb.report.interactive import interactive
-from coulomb.report.printed import printed
+from coulomb.report.print import printed
 from coulomb.report.tables import Table, harmless
 
 
@@ -97,7 +97,7 @@ def chart_numbers(chart: Chart) -> str:
 
     Examples
     --------
-    >>> from coulomb.report.charts import Axis
+    >>> from coulomb.report.chart import Axis
     >>> layer = Curve("a", (1.0,), (2.0,), (1.5,), (2.5,))
     >>> print(chart_numbers(Chart("k", "t", Axis("x"), Axis("y"), (layer,))))
     series,x,y,low,high

@@ -7,23 +7,21 @@ from typing import Any
 from coulomb.experiments.paper import MAPS, TASKS, paper_table
 from coulomb.experiments.records import Record
 from coulomb.experiments.summary import paired
-from coulomb.report.charts import Axis, Chart, Dots, Ink
+from coulomb.report.chart import Axis, Chart, Dots, Ink
+from coulomb.report.parts import Group, Section
 from coulomb.report.rows import (
     Row,
     Value,
+    averaged,
+    by_constants,
     by_row,
     clean,
     estimate,
     metric,
-    seconds,
-    slug,
-)
-from coulomb.report.sections import Group, Section
-from coulomb.report.sweeps import (
-    averaged,
-    by_constants,
     place_of,
     score_table,
+    seconds,
+    slug,
     sweep,
     whose,
     whose_short,

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from coulomb._support.stats import Difference
 from coulomb.experiments.phase_a import compare_arms
 from coulomb.experiments.records import Record
-from coulomb.report.charts import Axis, Chart, Dots, Ink
-from coulomb.report.rows import clean, estimate, metric, slug
-from coulomb.report.sections import Group, Section
-from coulomb.report.sweeps import averaged
+from coulomb.report.chart import Axis, Chart, Dots, Ink
+from coulomb.report.parts import Group, Section
+from coulomb.report.rows import averaged, clean, estimate, metric, slug
 from coulomb.report.tables import Column, Table, mark_best, number, text
 
 _SCORE = metric("score")

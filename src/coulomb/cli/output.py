@@ -1,0 +1,67 @@
+"""What verbs print and write: tables, JSON files, lists typed with commas between."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from coulomb._support.errors import ParameterError
+
+# A cell is words, or words with a style such as "bold".
+Cell = str | tuple[str, str]
+
+
+def print_table(
+    title: str,
+    headers: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    words: int = 1,
+    caption: str | None = None,
+    lines: bool = False,
+    width: int = 110,
+) -> None:
+    """Print a table whose first columns are words and whose others are numbers.
+
+    Cells are shown as they are: nothing in them is read as markup. Where nobody
+    watches, the table is `width` wide.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), caption=caption, show_lines=lines)
+    for number, header in enumerate(headers):
+        justify: Any = "left" if number < words else "right"
+        table.add_column(Text(header), justify=justify, overflow="fold")
+    for row in rows:
+        cells = [(cell, "") if isinstance(cell, str) else cell for cell in row]
+        table.add_row(*(Text(shown, style) for shown, style in cells))
+    Console(width=None if Console().is_terminal else width).print(table)
+
+
+def write_numbers(path: Path | None, content: Any) -> None:
+    """Write JSON to the file of `--json`, if there is one, and say so."""
+    if path is None:
+        return
+    from coulomb._support.archive import write_json
+
+    write_json(path, content)
+    typer.echo(f"Numbers: {path}")
+
+
+def whole_numbers(name: str, text: str) -> list[int]:
+    """Read whole numbers with commas between.
+
+    Examples
+    --------
+    >>> whole_numbers("counts", "8,16")
+    [8, 16]
+    """
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ParameterError(
+            f"`{name}` must be whole numbers with commas between; got {text!r}."
+        ) from error
