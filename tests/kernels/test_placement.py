@@ -5,11 +5,16 @@ import pytest
 
 numba = pytest.importorskip("numba")
 
-from coulomb.kernels import attention_rows, decode  # noqa: E402
+from coulomb.kernels import (  # noqa: E402
+    attention_rows,
+    decode,
+    loops,
+)
 from coulomb.kernels import packed_attention as packed  # noqa: E402
-from coulomb.kernels.loops import APART  # noqa: E402
 
-WIDTHS = (4, 8, 13, 16, 24, 31, 32, 40, 64)
+# Beyond any product of vector lanes and interleaved vectors: 16 lanes four times is 64.
+WIDTHS = (4, 8, 13, 16, 24, 31, 32, 40, 64, 72, 96, 128, 160, 256)
+GAPS = (0, 1, 8, 20, 33, 65, 130, 500)
 
 
 @numba.njit
@@ -32,8 +37,22 @@ def weigh(row, weights, n, out):
 
 
 @numba.njit
-def blocks(bounds):
-    return packed._blocks(bounds)
+def query_row(row, z):
+    return attention_rows.query_row(row, 0, len(z), z)
+
+
+@numba.njit
+def slopes(features, grad_z, slope, totals):
+    ones = np.ones(1, np.float32)
+    n = len(features)
+    attention_rows.key_slopes(
+        False, np.float32(1), features, 0, n, 1, ones, grad_z, slope, totals
+    )
+
+
+@numba.njit
+def sincos_tile(angles, waves):
+    loops._sincos_tile(angles, len(angles), 0, 0, waves)
 
 
 def beside(x, gap):
@@ -55,7 +74,7 @@ def only(found):
 def test_decoding(width):
     for old, factors, q, k in random(20, 4, width):
         found = []
-        for gap in (0, 1, 8, 20, 33, 500):
+        for gap in GAPS:
             near, new = beside(old, gap)
             found.append((step(near, factors, q, k, 2.0, new), new.tobytes()))
         only(found)
@@ -65,7 +84,7 @@ def test_decoding(width):
 def test_gradients_of_ratios(width):
     for out, grad in random(20, 2, width):
         found = []
-        for gap in (0, 1, 8, 20, 33, 500):
+        for gap in GAPS:
             near, row = beside(grad, gap)
             dots = np.zeros(1, np.float32)
             grad_rows(out, near, width, row, dots)
@@ -73,15 +92,46 @@ def test_gradients_of_ratios(width):
         only(found)
 
 
-@pytest.mark.parametrize("n", [3, 8, 20, 40])
+@pytest.mark.parametrize("n", WIDTHS)
 def test_weights_of_keys(n):
-    """Rows in blocks are long enough; with shorter ones the bits would differ."""
-    row, _, weights, _ = blocks(np.array([0, n]))
-    assert min(row.shape[1], len(weights)) >= APART
-    for left, right in np.abs(random(20, 2, n)):
-        weights[:n], found = right, []
-        for gap in (0, 1, 8, 20, 33, 500):
-            near, out = beside(np.resize(row[0] * 0, row.shape[1]), gap)
-            near[:n] = left
+    padded = (n + 7) // 8 * 8
+    for row, weights in np.abs(random(20, 2, padded)):
+        found = []
+        for gap in GAPS:
+            near, out = beside(row, gap)
             found.append((weigh(near, weights, n, out), out.tobytes()))
+        only(found)
+
+
+@pytest.mark.parametrize("n", WIDTHS)
+def test_updates_in_place(n):
+    """A row that is read and written, after and before another input."""
+    for features, z, grads in random(10, 3, n):
+        rows, pulled = [], []
+        for gap in GAPS:
+            for turned in (False, True):
+                near, row = beside(z, gap)
+                if turned:
+                    near, row = row, near
+                    near[:n] = z
+                near = near[:n]
+                row[:n] = features
+                rows.append((query_row(row, near), row[:n].tobytes()))
+                row[:n], totals = grads, np.zeros(1, np.float32)
+                slopes(features, near, row, totals)
+                pulled.append((float(totals[0]), row[:n].tobytes()))
+        only(rows)
+        only(pulled)
+
+
+@pytest.mark.parametrize("n", WIDTHS)
+def test_sines(n):
+    for angles in random(10, n):
+        found = []
+        for gap in GAPS:
+            memory = np.zeros(3 * n + gap, np.float32)
+            memory[:n] = angles
+            waves = memory[n + gap :].reshape(1, 1, 2, n)
+            sincos_tile(memory[:n], waves)
+            found.append(waves.tobytes())
         only(found)

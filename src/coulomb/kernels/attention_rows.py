@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from coulomb.kernels.attention_tiles import PANEL, multiply
-from coulomb.kernels.loops import _SUMS, APART, _exp, _helper
+from coulomb.kernels.loops import _SUMS, _exp, _helper
 
 _f = np.float32
 _ZERO, _ONE, _HALF, _HUGE = _f(0), _f(1), _f(0.5), _f(1e30)
@@ -191,15 +191,10 @@ def grad_rows(
         y = out[0][o0 + r * out[1][2] :][:dim]
         g = grad[0][g0 + r * grad[1][2] :][:dim]
         row = g_rows[r * dim : (r + 1) * dim]
-        if dim >= APART:
-            for c in range(dim):
-                row[c] = g[c] * inverse
-                total -= row[c] * y[c]
-        else:
-            for c in range(dim):
-                row[c] = g[c] * inverse
-            for c in range(dim):
-                total -= row[c] * y[c]
+        for c in range(dim):
+            row[c] = g[c] * inverse
+        for c in range(dim):
+            total -= row[c] * y[c]
         dots[r] = total
 
 

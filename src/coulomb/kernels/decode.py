@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from coulomb.kernels.loops import _SUMS, APART, _entry, _exp, _helper
+from coulomb.kernels.loops import _SUMS, _entry, _exp, _helper
 
 _f = np.float32
 _ZERO, _ONE, _HALF = _f(0), _f(1), _f(0.5)
@@ -69,11 +69,6 @@ def _favor(k: Any, a_q: Any, a_k: Any, shift: Any, higher: Any, factors: Any) ->
 def _step(old: Any, factors: Any, phi_q: Any, phi_k: Any, value: Any, new: Any) -> Any:
     """Add the token to a row of the sums; give the product with the query."""
     total = _ZERO
-    if old.shape[0] >= APART:
-        for c in range(old.shape[0]):
-            new[c] = old[c] * factors[c] + value * phi_k[c]
-            total += new[c] * phi_q[c]
-        return total
     for c in range(old.shape[0]):
         new[c] = old[c] * factors[c] + value * phi_k[c]
     for c in range(old.shape[0]):

@@ -23,12 +23,12 @@ BLOCK = 512  # particles whose forces are summed side by side
 TILE = 1024  # samples or partners whose intermediate values stay in the first cache
 SCRATCH = 1 << 17  # bytes of sines and cosines kept between the two passes
 
-# A loop that stores and adds up is compiled twice: in vectors, and one by one in case
-# that it reads what it has just written, which it guesses from an output that begins
-# less than 32 numbers after an input. The two add in different orders. So that the last
-# bit does not depend on where arrays happen to be, inputs of such loops have at least
-# as many numbers in a row, or storing and adding up are loops of their own.
-APART = 32
+# Loops that write to an array they do not read never sum at the same time. LLVM would
+# compile such a loop twice, vectorised and scalar, and choose by how many bytes after
+# an input the output begins (a threshold that grows with the vector width); the two sum
+# in different orders, so that the last bit would depend on addresses. Loops without a
+# sum give equal bits either way, loops without a store need no choice, and for arrays
+# updated in place LLVM asks whether two ranges truly overlap, which none here do.
 
 # The law of the pair force, chosen once outside the loops.
 LOG, INVERSE, INVERSE_SQUARE, LINEAR, POWER = range(5)
@@ -306,21 +306,14 @@ def _weighted_rows(g: Any, h: Any, tile: Any, m: Any, k: Any, total: Any) -> Non
 
 
 @_helper(_SUMS)
-def _sincos_sums(angles: Any, y: Any, m: Any, k: Any, t: Any, waves: Any) -> Any:
-    """Sine and cosine of a tile, and their sums weighted by the first target."""
-    zero = angles.dtype.type(0)
-    s_sum, c_sum = zero, zero
+def _sincos_tile(angles: Any, m: Any, k: Any, t: Any, waves: Any) -> None:
+    """Sine and cosine of a tile."""
     for i in range(m):
-        s, c = _sincos(angles[i])
-        waves[k, t, 0, i] = s
-        waves[k, t, 1, i] = c
-        s_sum += y[0, i] * s
-        c_sum += y[0, i] * c
-    return s_sum, c_sum
+        waves[k, t, 0, i], waves[k, t, 1, i] = _sincos(angles[i])
 
 
 @_helper(_SUMS)
-def _more_sums(y: Any, j: Any, m: Any, k: Any, t: Any, waves: Any) -> Any:
+def _weighted_sums(y: Any, j: Any, m: Any, k: Any, t: Any, waves: Any) -> Any:
     """Add up a tile weighted by target j."""
     zero = waves.dtype.type(0)
     s_sum, c_sum = zero, zero
@@ -391,11 +384,9 @@ def fourier_range(
                 if b % 2 == 0:
                     _angles(w, b, x_tile, m, even, odd)
                 angles = odd if b % 2 else even
-                s_sum, c_sum = _sincos_sums(angles, y_tile, m8, b, t, waves)
-                total[b, 0, 0] += s_sum
-                total[b, 0, 1] += c_sum
-                for j in range(1, c):
-                    s_sum, c_sum = _more_sums(y_tile, j, m, b, t, waves)
+                _sincos_tile(angles, m8, b, t, waves)
+                for j in range(c):
+                    s_sum, c_sum = _weighted_sums(y_tile, j, m, b, t, waves)
                     total[b, j, 0] += s_sum
                     total[b, j, 1] += c_sum
         for t in range(tiles):

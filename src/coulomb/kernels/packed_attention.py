@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from coulomb.kernels.loops import _SUMS, APART, _entry, _helper
+from coulomb.kernels.loops import _SUMS, _entry, _helper
 from coulomb.kernels.maps import exp_row
 from coulomb.kernels.packed_blocks import mix, products
 
@@ -35,7 +35,7 @@ def _blocks(bounds: Any) -> Any:
     longest = 0
     for s in range(bounds.shape[0] - 1):
         longest = max(longest, bounds[s + 1] - bounds[s])
-    wide = max(_padded(longest), APART)
+    wide = _padded(longest)
     return (
         np.zeros((longest, wide), _f),
         np.zeros((longest, wide), _f),
@@ -69,6 +69,7 @@ def weigh(row: Any, weights: Any, n: Any, out: Any) -> Any:
     total = _ZERO
     for j in range(_padded(n)):
         out[j] = row[j] * weights[j]
+    for j in range(_padded(n)):
         total += out[j]
     # A query that no key answers gets zero.
     inverse = _ONE / total if total > _ZERO else _ZERO
