@@ -35,11 +35,10 @@ from sklearn.linear_model import LogisticRegression
 from coulomb._support.archive import write_json, write_whole
 from coulomb.linearise import linearise
 from coulomb.linearise.api import random_student
-from coulomb.linearise.corpus import encode
+from coulomb.linearise.compare import cosine_with, measure_speed
 from coulomb.linearise.distil import pool
-from coulomb.linearise.recording import KeptStates
-from coulomb.linearise.report import cosine_with, measure_speed
-from coulomb.linearise.stack import Call, Stack
+from coulomb.linearise.huggingface import with_linearised_heads
+from coulomb.linearise.teacher import Recording, Stack, encode
 
 LENGTHS = (128, 512, 2048, 8192)
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -308,8 +307,6 @@ def _peak(kind: str, length: int, options: argparse.Namespace) -> float:
 @torch.no_grad()
 def print_peak(kind: str, length: int) -> None:
     """Print how many MB the process grows beyond the loaded model (Linux)."""
-    from coulomb.linearise.pretrained import with_linearised_heads
-
     model, _ = load_minilm()
     if kind == "linear":
         settings = {"n_features": 64, "feature_map": "softmaxfeat"}
@@ -322,7 +319,7 @@ def print_peak(kind: str, length: int) -> None:
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = _kilobytes("VmRSS")
     for number in range(len(stack.blocks)):
-        hidden = stack.run(number, hidden, call)
+        hidden = stack.run_block(number, hidden, call)
     print((_kilobytes("VmHWM") - before) / 1024)
 
 
@@ -368,11 +365,9 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def known_states(teacher: Stack, parts: list[dict[str, torch.Tensor]]) -> KeptStates:
-    kept = KeptStates(teacher, parts)
-    runs = [kept.of(number) for number in range(len(parts))]
-    for block in zip(*runs, strict=True):
-        kept.add([(hidden, Call((), {})) for hidden in block])
+def known_states(teacher: Stack, parts: list[dict[str, torch.Tensor]]) -> Recording:
+    kept = Recording(teacher, parts)
+    kept.kept = [kept.states(number) for number in range(len(parts))]
     return kept
 
 

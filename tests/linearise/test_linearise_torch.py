@@ -10,10 +10,8 @@ from torch import nn
 from coulomb._support.errors import ParameterError, ParameterTypeError
 from coulomb.features import Particles
 from coulomb.linearise import LineariseSettings, linearise, linearised_heads
-from coulomb.linearise.corpus import make_corpus
 from coulomb.linearise.distil import Distillation, distil, particle_names
-from coulomb.linearise.recording import KeptStates, begin_all, record
-from coulomb.linearise.stack import Stack
+from coulomb.linearise.teacher import Recording, Stack, make_corpus
 
 
 class Encoder(nn.Module):
@@ -136,15 +134,9 @@ class TestDistillation:
         model = encoder().eval()
         quick = QUICK | {"distil_steps": 0}
         fast = linearise(model, tokenize, make_texts(), **quick)
-        corpus = make_corpus(
-            tokenize,
-            make_texts(),
-            max_tokens=5000,
-            max_length=36,
-            batch_tokens=200,
-            long_share=0.5,
-            generator=torch.Generator().manual_seed(0),
-        )
+        settings = LineariseSettings(max_tokens=5000, max_length=36, batch_tokens=200)
+        source = torch.Generator().manual_seed(0)
+        corpus = make_corpus(model, tokenize, make_texts(), settings, generator=source)
         return Stack(model), Stack(fast), corpus
 
     def test_energy_is_that_of_the_model_that_holds_the_particles(self):
@@ -152,7 +144,7 @@ class TestDistillation:
         names = particle_names(student)
         assert len(names) == 2
         positions = torch.stack([student.get_parameter(n).detach() for n in names])
-        targets = KeptStates(teacher, corpus.fit).of(0)
+        targets = Recording(teacher, corpus.fit).states(0)
         energy = Distillation(student, corpus.fit[0], targets)
         value = energy.energy(Particles(positions)).detach()
         batch = corpus.fit[0]
@@ -171,7 +163,7 @@ class TestDistillation:
         start = [student.get_parameter(n).clone() for n in names]
         source = torch.Generator().manual_seed(0)
         settings = LineariseSettings(distil_steps=40, distil_step_size=0.003)
-        parts = student, *(KeptStates(teacher, part) for part in corpus[:2])
+        parts = student, *(Recording(teacher, part) for part in corpus[:2])
         before, after = distil(*parts, settings, generator=source)
         moved = [student.get_parameter(n) for n in names]
         assert after < before
@@ -184,23 +176,20 @@ class TestDistillation:
             assert torch.equal(student.get_parameter(name), part)
 
 
-class TestKeptStates:
+class TestRecording:
     def test_kept_or_made_again_they_are_the_same(self):
         teacher = Stack(encoder().eval())
         batches = [tokenize(make_texts(4, seed)) for seed in range(3)]
         room = {"all": 1 << 20, "first": 15_000, "none": 0}
-        made = {name: KeptStates(teacher, batches, size) for name, size in room.items()}
-        states = begin_all(teacher, batches)
-        for number in range(len(teacher.blocks)):
-            _, states = record(teacher, number, states)
-            for kept in made.values():
-                kept.add(states)
-        counts = [len(kept._states) for kept in made.values()]
+        made = {name: Recording(teacher, batches, size) for name, size in room.items()}
+        for recording in made.values():
+            assert len(list(recording.layers())) == len(teacher.blocks)
+        counts = [len(recording.kept) for recording in made.values()]
         assert counts[0] == 3
         assert 0 < counts[1] < 3
         assert counts[2] == 0
         for number in range(3):
-            parts = [kept.of(number) for kept in made.values()]
+            parts = [recording.states(number) for recording in made.values()]
             for state in zip(*parts, strict=True):
                 assert torch.equal(state[0], state[1])
                 assert torch.equal(state[0], state[2])
@@ -268,15 +257,12 @@ def test_settings_and_arguments_come_together():
 
 def test_short_texts_are_joined_to_long_ones():
     def corpus(share):
-        return make_corpus(
-            tokenize,
-            ["abcdefgh" * 2] * 100,
-            max_tokens=10_000,
-            max_length=36,
-            batch_tokens=200,
-            long_share=share,
-            generator=torch.Generator().manual_seed(0),
+        settings = LineariseSettings(
+            max_tokens=10_000, max_length=36, batch_tokens=200, long_share=share
         )
+        source = torch.Generator().manual_seed(0)
+        texts = ["abcdefgh" * 2] * 100
+        return make_corpus(encoder(), tokenize, texts, settings, generator=source)
 
     plain, mixed = corpus(0.0), corpus(0.5)
     assert {b["ids"].shape[1] for b in plain.fit} == {16}

@@ -184,7 +184,7 @@ def _read_texts(path: Path) -> list[str]:
 
 
 def _load(folder: Path) -> tuple[Any, Any]:
-    from coulomb.linearise.pretrained import transformers
+    from coulomb.linearise.huggingface import transformers
 
     if not (folder / "config.json").is_file():
         raise FileFormatError(

@@ -1,11 +1,10 @@
 """Linear attention for pretrained encoders, learned without labels."""
 
 from coulomb.linearise.api import linearise, linearised_heads
-from coulomb.linearise.kernels import KernelTable, kernel_table
-from coulomb.linearise.layers import LinearisedAttention, LinearisedHeads
-from coulomb.linearise.pretrained import load_pretrained, register
-from coulomb.linearise.report import LineariseReport
-from coulomb.linearise.settings import LineariseSettings
+from coulomb.linearise.compare import KernelTable, LineariseReport, kernel_table
+from coulomb.linearise.fit import LineariseSettings
+from coulomb.linearise.heads import LinearisedAttention, LinearisedHeads
+from coulomb.linearise.huggingface import load_pretrained, register
 
 __all__ = [
     "KernelTable",

@@ -1,9 +1,9 @@
 """Linearise an encoder: record, fit layer by layer, distil, and say what was kept."""
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from functools import partial
 from time import process_time
 from typing import Any
 
@@ -14,25 +14,32 @@ from coulomb._support.checks import check_count
 from coulomb._support.errors import ParameterError, unknown_name
 from coulomb._support.progress import progress_bar
 from coulomb._support.streams import make_generator
-from coulomb.linearise.corpus import Corpus, Tokenizer, make_corpus
+from coulomb.linearise.compare import LineariseReport, cosine_with, measure_speed
 from coulomb.linearise.distil import distil
-from coulomb.linearise.fit import LayerFit, fit_layer
-from coulomb.linearise.layers import LinearisedAttention, LinearisedHeads, check_heads
-from coulomb.linearise.pretrained import is_pretrained, with_linearised_heads
-from coulomb.linearise.recording import (
-    KeptStates,
-    as_stack,
-    begin_all,
-    evaluating,
-    record,
-    text_length,
+from coulomb.linearise.fit import (
+    LayerFit,
+    LineariseSettings,
+    fit_layer,
+    orthogonal_favor,
 )
-from coulomb.linearise.report import LineariseReport, cosine_with, measure_speed
-from coulomb.linearise.settings import LineariseSettings
-from coulomb.linearise.stack import FAMILIES, Stack
-from coulomb.linearise.start import orthogonal_pairs
-
-__all__ = ["linearise"]
+from coulomb.linearise.heads import (
+    HeadParticles,
+    LinearisedAttention,
+    LinearisedHeads,
+    check_heads,
+)
+from coulomb.linearise.huggingface import with_linearised_heads
+from coulomb.linearise.teacher import (
+    FAMILIES,
+    KEPT_BYTES,
+    Recording,
+    Stack,
+    Tokenizer,
+    as_teacher,
+    evaluating,
+    is_pretrained,
+    make_corpus,
+)
 
 KeepExact = int | Sequence[int | tuple[int, int]]
 
@@ -106,32 +113,52 @@ def linearise(
     """
     chosen = _settings(settings, feature_map, n_features, objective, options)
     check_count("seed", seed, at_least=0)
-    teacher = as_stack(model)
-    corpus = make_corpus(
-        tokenizer,
-        texts,
-        max_tokens=chosen.max_tokens,
-        max_length=chosen.max_length or text_length(model, tokenizer),
-        batch_tokens=chosen.batch_tokens,
-        long_share=chosen.long_share,
-        generator=make_generator(seed, 0),
-    )
+    teacher = as_teacher(model)
+    source = make_generator(seed, 0)
+    corpus = make_corpus(model, tokenizer, texts, chosen, generator=source)
     begun = process_time()
     total = len(teacher.sites) * chosen.steps + chosen.distil_steps
     with (
         evaluating(model),
         progress_bar("learning heads", total, visible=progress) as advance,
     ):
-        job = _Job(teacher, corpus, chosen, seed, advance)
-        fits = job.fit()
+        room = KEPT_BYTES if chosen.distil_steps else 0
+        recorded = Recording(teacher, corpus.fit, room)
+        held_out = Recording(teacher, corpus.held_out)
+        layers = zip(recorded.layers(), held_out.layers(), strict=True)
+        fits = []
+        for number, (rows, held_rows) in enumerate(layers):
+            watch = partial(advance, note=f"layer {number}")
+            source = make_generator(seed, 1, number)
+            fit = fit_layer(rows, held_rows, chosen, generator=source, watch=watch)
+            watch(chosen.steps - fit.steps)
+            fits.append(fit)
         exact = _exact_heads(teacher, keep_exact, fits)
-        student = job.student(fits, exact)
+        student = _copy_with_heads(
+            teacher, chosen.n_features, chosen.feature_map, exact
+        )
+        _fill(student, (fit.particles for fit in fits))
         learned = process_time() - begun
-        report = job.report(student, fits, exact)
+        random = random_student(teacher, chosen.n_features, seed)
+        report = LineariseReport(
+            chosen.feature_map,
+            chosen.n_features,
+            [list(heads) for heads in exact],
+            before=[float(fit.before.mean()) for fit in fits],
+            after=[float(fit.after.mean()) for fit in fits],
+            random=[float(fit.random.mean()) for fit in fits],
+            head_divergence=[fit.after.tolist() for fit in fits],
+            cosine_start=cosine_with(held_out, student, chosen.pooling),
+            cosine_random=cosine_with(held_out, random, chosen.pooling),
+            n_texts=corpus.n_texts,
+            n_held_out=corpus.n_held_out,
+        )
         begun = process_time()
-        job.distil(student)
+        watch = partial(advance, note="all layers")
+        source = make_generator(seed, 2)
+        distil(student, recorded, held_out, chosen, generator=source, watch=watch)
         report.seconds = learned + process_time() - begun
-        report.cosine = cosine_with(job.held_out, student, chosen.pooling)
+        report.cosine = cosine_with(held_out, student, chosen.pooling)
         if measure:
             report.speed = measure_speed(teacher, student, corpus.fit[-1])
     fast: Any = student.model
@@ -188,85 +215,6 @@ def _exact_heads(
     ]
 
 
-@dataclass(frozen=True, eq=False)
-class _Job:
-    teacher: Stack
-    corpus: Corpus
-    settings: LineariseSettings
-    seed: int
-    advance: Callable[..., None]
-
-    @cached_property
-    def texts(self) -> KeptStates:
-        return KeptStates(self.teacher, self.corpus.fit)
-
-    @cached_property
-    def held_out(self) -> KeptStates:
-        return KeptStates(self.teacher, self.corpus.held_out)
-
-    def fit(self) -> list[LayerFit]:
-        """Learn layer by layer; only the hidden states between two are kept."""
-        fit = begin_all(self.teacher, self.corpus.fit)
-        held = begin_all(self.teacher, self.corpus.held_out)
-        fits = []
-        for number in range(len(self.teacher.sites)):
-            rows, fit = record(self.teacher, number, fit)
-            held_rows, held = record(self.teacher, number, held)
-            if self.settings.distil_steps:
-                self.texts.add(fit)
-            self.held_out.add(held)
-            note = f"layer {number}"
-            fits.append(
-                fit_layer(
-                    rows,
-                    held_rows,
-                    self.settings,
-                    generator=make_generator(self.seed, 1, number),
-                    watch=partial(self.advance, note=note),
-                )
-            )
-            self.advance(self.settings.steps - fits[-1].steps, note=note)
-        return fits
-
-    def student(self, fits: list[LayerFit], exact: list[tuple[int, ...]]) -> Stack:
-        stack = _copy_with_heads(self.teacher, self.settings, exact)
-        for heads, fit in zip(linearised_heads(stack.model), fits, strict=True):
-            with torch.no_grad():
-                heads.particles.copy_(fit.positions)
-                heads.tilt.copy_(fit.tilt)
-        return stack
-
-    def report(
-        self, student: Stack, fits: list[LayerFit], exact: list[tuple[int, ...]]
-    ) -> LineariseReport:
-        report = LineariseReport(
-            self.settings.feature_map,
-            self.settings.n_features,
-            [list(heads) for heads in exact],
-            before=[float(fit.before.mean()) for fit in fits],
-            after=[float(fit.after.mean()) for fit in fits],
-            random=[float(fit.random.mean()) for fit in fits],
-            head_divergence=[fit.after.tolist() for fit in fits],
-            n_texts=self.corpus.n_texts,
-            n_held_out=self.corpus.n_held_out,
-        )
-        pooling = self.settings.pooling
-        report.cosine_start = cosine_with(self.held_out, student, pooling)
-        random = random_student(self.teacher, self.settings.n_features, self.seed)
-        report.cosine_random = cosine_with(self.held_out, random, pooling)
-        return report
-
-    def distil(self, student: Stack) -> None:
-        distil(
-            student,
-            self.texts,
-            self.held_out,
-            self.settings,
-            generator=make_generator(self.seed, 2),
-            watch=partial(self.advance, note="all layers"),
-        )
-
-
 def linearised_heads(model: nn.Module) -> list[LinearisedHeads]:
     """List the learned heads of a model, in the order of its layers.
 
@@ -285,30 +233,29 @@ def linearised_heads(model: nn.Module) -> list[LinearisedHeads]:
 
 def random_student(teacher: Stack, n_features: int, seed: int) -> Stack:
     """Copy an encoder with FAVOR+ and orthogonal random features: the control."""
-    settings = LineariseSettings(n_features, "favor")
-    stack = _copy_with_heads(teacher, settings, [()] * len(teacher.sites))
+    student = _copy_with_heads(teacher, n_features, "favor", [()] * len(teacher.sites))
     source = make_generator(seed, 3)
-    for heads in linearised_heads(stack.model):
-        sizes = heads.num_heads, n_features, heads.head_dim
-        drawn = orthogonal_pairs(*sizes, generator=source)
-        with torch.no_grad():
-            heads.particles.copy_(drawn.positions)
-            heads.tilt.copy_(drawn.tilt)
-    return stack
+    drawn = (
+        orthogonal_favor(heads.num_heads, n_features, heads.head_dim, generator=source)
+        for heads in linearised_heads(student.model)
+    )
+    _fill(student, drawn)
+    return student
 
 
 def _copy_with_heads(
-    teacher: Stack, settings: LineariseSettings, exact: Sequence[Sequence[int]]
+    teacher: Stack,
+    n_features: int,
+    feature_map: str,
+    exact_heads: Sequence[Sequence[int]],
 ) -> Stack:
     model = teacher.model
-    kind: dict[str, Any] = {
-        "n_features": settings.n_features,
-        "feature_map": settings.feature_map,
-    }
+    kind: dict[str, Any] = {"n_features": n_features, "feature_map": feature_map}
     if is_pretrained(model):
-        return Stack(with_linearised_heads(model, exact_heads=exact, **kind).eval())
+        fast = with_linearised_heads(model, exact_heads=exact_heads, **kind)
+        return Stack(fast.eval())
     fast = copy.deepcopy(model)
-    for site, heads in zip(Stack(fast).sites, exact, strict=True):
+    for site, heads in zip(Stack(fast).sites, exact_heads, strict=True):
         if not isinstance(site.module, nn.MultiheadAttention):
             raise ParameterError(
                 f"`model` must have softmax attention, torch's or that of "
@@ -320,3 +267,10 @@ def _copy_with_heads(
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # it was decided for another layer
     return Stack(fast.eval())
+
+
+@torch.no_grad()
+def _fill(student: Stack, layers: Iterable[HeadParticles]) -> None:
+    for heads, learned in zip(linearised_heads(student.model), layers, strict=True):
+        heads.particles.copy_(learned.positions)
+        heads.tilt.copy_(learned.tilt)

@@ -12,14 +12,10 @@ from torch.nn import functional
 from coulomb.dynamics.preconditioned import AdamLangevin
 from coulomb.energy import Hamiltonian
 from coulomb.features import Particles
-from coulomb.linearise.fit import ramp
-from coulomb.linearise.layers import LinearisedHeads
-from coulomb.linearise.recording import KeptStates
-from coulomb.linearise.settings import LineariseSettings
-from coulomb.linearise.stack import Batch, Stack
+from coulomb.linearise.fit import LineariseSettings, ramp
+from coulomb.linearise.heads import LinearisedHeads
+from coulomb.linearise.teacher import Batch, Recording, Stack
 from coulomb.objectives import AbstractObjective
-
-__all__ = ["Distillation", "distil", "pool"]
 
 _HELD_BATCHES = 4
 
@@ -85,8 +81,8 @@ def particle_names(stack: Stack) -> list[str]:
 
 def distil(
     student: Stack,
-    texts: KeptStates,
-    held_out: KeptStates,
+    texts: Recording,
+    held_out: Recording,
     settings: LineariseSettings,
     *,
     generator: torch.Generator,
@@ -100,8 +96,8 @@ def distil(
     positions = torch.stack([student.get_parameter(n).detach() for n in names])
     state = sampler.init(Particles(positions))
 
-    def energy(part: KeptStates, number: int) -> Distillation:
-        batch, targets = part.batches[number], part.of(number)
+    def energy(part: Recording, number: int) -> Distillation:
+        batch, targets = part.batches[number], part.states(number)
         return Distillation(student, batch, targets, settings.pooling)
 
     count = len(held_out.batches)

@@ -1,63 +1,499 @@
-"""Learning the particles of one attention layer from the teacher's queries and keys."""
+"""Learning the particles of one attention layer from the teacher's queries and keys.
+
+Particles start at landmarks of the keys. Features `softmax_m(-|k - c_m|^2 / (2 h))` are
+soft assignments of a key to landmarks `c_m`, and a query that weighs landmarks by
+`exp(q . c_m / sqrt(d))` attends to keys through them. The landmarks are k-means centres
+in the metric of the scores `q . k / sqrt(d)`, so that no feature is spent on directions
+no query looks at. Then they descend on an energy: how far the rows of attention are
+from the teacher's.
+"""
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from coulomb._support.checks import check_count, check_real
+from coulomb._support.errors import ParameterError, unknown_name
+from coulomb._support.registry import Registry
+from coulomb.dynamics.initial import Orthogonal
 from coulomb.dynamics.preconditioned import AdamLangevin
 from coulomb.energy import Hamiltonian
-from coulomb.features import AbstractFeatureMap, Favor, Particles
+from coulomb.features import AbstractFeatureMap, Favor, Particles, SoftmaxFeatures
 from coulomb.interactions import Riesz
-from coulomb.linearise.layers import as_positive_map
-from coulomb.linearise.objectives import (
-    AbstractImitation,
-    RowDivergence,
-    Rows,
-    imitations,
+from coulomb.linearise.heads import (
+    HeadParticles,
+    as_positive_map,
+    key_weights,
+    mean_key_particle,
 )
-from coulomb.linearise.settings import LineariseSettings
-from coulomb.linearise.start import (
-    Start,
-    landmark_start,
-    orthogonal_pairs,
-    random_start,
-)
-
-__all__ = ["LayerFit", "fit_layer", "random_divergence"]
+from coulomb.linearise.teacher import Rows
+from coulomb.objectives import AbstractObjective, Field
 
 _SAMPLE = 3000  # tokens that k-means looks at
+_K_MEANS_ROUNDS = 8
 _HELD_ROWS = 32
 _WARM_UP = 10
 
+# The width h of an assignment, in units of the variance of a coordinate of the keys.
+_WIDTH = 2.0
+
+# Eigenvalues of the metric are at least this share of the largest.
+_FLOOR = 1e-6
+
 # A coordinate of a random particle of a map without a norm of its own.
 _RANDOM_NORM = 1.5
+
+# Products of features below this count as this: what they are divided into, times
+# features and summed, stays in the range.
+_LEAST = 1e-30
+
+
+@dataclass(frozen=True)
+class LineariseSettings:
+    """How particles are learned; the defaults were chosen on validation texts.
+
+    Parameters
+    ----------
+    n_features
+        Particles of each head.
+    feature_map
+        The name of a positive map.
+    objective
+        What particles minimise: "kl" of attention rows, "mse" of outputs, "alignment"
+        of rows; "raw-alignment" and "log-alignment" are controls.
+    start
+        "landmarks" of the keys (for `softmaxfeat`), "random", or "auto" for landmarks
+        where the map has them.
+    shared
+        Whether queries and keys have the same particles.
+    steps, step_size
+        Steps of each layer, and the length of the first ones; it falls to zero.
+    inverse_temperature
+        `beta` of the noise; infinity for none.
+    repulsion
+        `lambda`, the strength of the log repulsion inside a head.
+    check_every, patience
+        Held-out texts are looked at so often; a layer stops after so many looks
+        without a gain. The best particles seen are kept.
+    distil_steps, distil_step_size
+        Steps of all particles together, on the hidden states of the whole encoder; 0
+        steps for none.
+    pooling
+        What distillation compares beside hidden states: the "mean" of the real tokens,
+        the "first" token, or None.
+    max_tokens
+        Texts are drawn until they have about so many tokens: the memory that is needed.
+    max_length
+        Tokens of the longest text; None for as many as the model has positions, at most
+        512.
+    batch_tokens, rows
+        Tokens of a batch, and queries of each text that are compared in a step.
+    long_share
+        The share of tokens in texts over a quarter of `max_length`. Where there are
+        fewer, short texts are joined.
+    """
+
+    n_features: int = 64
+    feature_map: str = "softmaxfeat"
+    objective: str = "kl"
+    start: str = "auto"
+    shared: bool = False
+    steps: int = 200
+    step_size: float = 0.02
+    inverse_temperature: float = math.inf
+    repulsion: float = 0.0
+    check_every: int = 25
+    patience: int = 3
+    distil_steps: int = 80
+    distil_step_size: float = 0.003
+    pooling: str | None = "mean"
+    max_tokens: int = 30_000
+    max_length: int | None = None
+    batch_tokens: int = 768
+    rows: int = 48
+    long_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("n_features", "check_every", "patience", "max_tokens", "rows"):
+            check_count(name, getattr(self, name))
+        for name in ("steps", "distil_steps"):
+            check_count(name, getattr(self, name), at_least=0)
+        if self.max_length is not None:
+            check_count("max_length", self.max_length, at_least=2)
+        check_count("batch_tokens", self.batch_tokens)
+        check_real("step_size", self.step_size, above=0)
+        check_real("distil_step_size", self.distil_step_size, above=0)
+        beta = self.inverse_temperature
+        check_real("inverse_temperature", beta, above=0, infinite=True)
+        check_real("repulsion", self.repulsion, at_least=0)
+        check_real("long_share", self.long_share, at_least=0, at_most=1)
+        as_positive_map(self.feature_map)
+        if self.objective not in imitations:
+            raise unknown_name("objective", self.objective, imitations)
+        _one_of("start", self.start, ("auto", "landmarks", "random"))
+        _one_of("pooling", self.pooling, ("mean", "first", None))
+        if self.start == "landmarks" and not self.from_landmarks:
+            raise ParameterError(
+                "`start` must be 'random' or 'auto' for the map "
+                f"{self.feature_map!r}; got 'landmarks', which softmaxfeat has."
+            )
+
+    @property
+    def from_landmarks(self) -> bool:
+        """Whether particles start at landmarks."""
+        return self.start != "random" and self.feature_map == "softmaxfeat"
+
+
+def _one_of(name: str, value: str | None, known: tuple[str | None, ...]) -> None:
+    if value not in known:
+        shown = ", ".join(repr(choice) for choice in known)
+        raise ParameterError(f"`{name}` must be one of {shown}; got {value!r}.")
+
+
+@dataclass(frozen=True, eq=False)
+class AbstractImitation(AbstractObjective):
+    """A comparison of the student's attention with the teacher's."""
+
+    batches: Sequence[Rows]
+    feature_map: AbstractFeatureMap
+    tilt: Tensor
+
+    @abstractmethod
+    def compare(self, rows: Rows, particles: HeadParticles) -> Tensor:
+        """Evaluate the energy of one batch."""
+
+    def energy(self, particles: Particles) -> Tensor:
+        heads = self.head_particles(particles.positions)
+        parts = [self.compare(rows, heads) for rows in self.batches]
+        return torch.stack(parts).mean(dim=0)
+
+    def head_particles(self, positions: Tensor) -> HeadParticles:
+        """Take positions with half the columns for queries and keys alike."""
+        if positions.shape[-1] == self.tilt.shape[-1] + 1:
+            positions = torch.cat([positions, positions], dim=-1)
+        return HeadParticles(positions, self.tilt, self.feature_map)
+
+
+imitations: Registry[AbstractImitation] = Registry("objective")
+
+
+@imitations.add("kl")
+@dataclass(frozen=True, eq=False)
+class RowDivergence(AbstractImitation):
+    """`KL(p_i || s_i)`, the mean over queries of the divergence of their rows.
+
+    Examples
+    --------
+    >>> x, real = torch.zeros(1, 1, 3, 2), torch.ones(1, 3, dtype=torch.bool)
+    >>> rows = Rows(x, x, x, real, real)
+    >>> energy = RowDivergence([rows], SoftmaxFeatures(), torch.zeros(1, 2))
+    >>> energy.energy(Particles(torch.ones(1, 4, 6)))
+    tensor([0.])
+    """
+
+    def compare(self, rows: Rows, particles: HeadParticles) -> Tensor:
+        teacher = rows.softmax()
+        tiny = torch.finfo(teacher.dtype).tiny
+        student = particles.rows(*rows.operands).clamp_min(tiny)
+        entropy = torch.special.entr(teacher).sum(dim=-1)
+        return rows.mean(-(teacher * student.log()).sum(dim=-1) - entropy)
+
+    def field(self, particles: Particles) -> Field:
+        if type(self.feature_map) is not SoftmaxFeatures:
+            return super().field(particles)
+        positions = particles.positions
+        with torch.no_grad():
+            heads = self.head_particles(positions)
+            parts = [divergence_field(rows, heads) for rows in self.batches]
+            energy, gradient = (
+                torch.stack(part).mean(dim=0) for part in zip(*parts, strict=True)
+            )
+            if gradient.shape != positions.shape:  # queries and keys share particles
+                gradient = torch.stack(gradient.chunk(2, dim=-1)).sum(dim=0)
+        felt = energy.unsqueeze(-1).expand(positions.shape[:-1])
+        return Field(felt, particles.n_particles * gradient)
+
+
+@imitations.add("mse")
+@dataclass(frozen=True, eq=False)
+class OutputError(AbstractImitation):
+    """`|(s_i - p_i) v|^2 / mean |p_i v|^2`, relative squared error of the output."""
+
+    def compare(self, rows: Rows, particles: HeadParticles) -> Tensor:
+        teacher = rows.softmax()
+        wrong = (particles.rows(*rows.operands) - teacher) @ rows.v
+        size = rows.mean((teacher @ rows.v).square().sum(dim=-1))
+        return rows.mean(wrong.square().sum(dim=-1)) / size.clamp_min(1e-12)
+
+
+@imitations.add("alignment")
+@dataclass(frozen=True, eq=False)
+class RowAlignment(AbstractImitation):
+    """`1 - <p_i, s_i> / (|p_i| |s_i|)`, the alignment of normalised rows.
+
+    Kernel-target alignment with each row a problem of its own: no row outweighs the
+    others, whatever the length of its query.
+    """
+
+    def compare(self, rows: Rows, particles: HeadParticles) -> Tensor:
+        student = particles.rows(*rows.operands)
+        return rows.mean(
+            1 - torch.cosine_similarity(rows.softmax(), student, dim=-1, eps=1e-12)
+        )
+
+
+@imitations.add("raw-alignment")
+@dataclass(frozen=True, eq=False)
+class RawAlignment(AbstractImitation):
+    """`1 - <T, K> / (|T| |K|)` with the teacher's kernel `T = exp(q . k / sqrt(d))`.
+
+    The mean over sequences. Kept as a control: the few largest entries of `T` are
+    nearly all of its norm, so that a kernel is aligned which is right for a few pairs
+    of tokens and for no row.
+    """
+
+    def compare(self, rows: Rows, particles: HeadParticles) -> Tensor:
+        scores = _scores(rows)
+        hidden = ~_pairs(rows)
+        top = scores.masked_fill(hidden, -torch.inf).amax(dim=(2, 3), keepdim=True)
+        teacher = (scores - top).exp().masked_fill(hidden, 0)
+        student = particles.kernel(*rows.operands).masked_fill(hidden, 0)
+        return 1 - _cosine(teacher, student)
+
+
+@imitations.add("log-alignment")
+@dataclass(frozen=True, eq=False)
+class LogKernelAlignment(AbstractImitation):
+    """The alignment of log kernels, each row of them centred."""
+
+    def compare(self, rows: Rows, particles: HeadParticles) -> Tensor:
+        real = _pairs(rows)
+        kernel = particles.kernel(*rows.operands)
+        student = kernel.clamp_min(torch.finfo(kernel.dtype).tiny).log()
+        parts = []
+        for values in (_scores(rows), student):
+            total = values.masked_fill(~real, 0).sum(dim=-1, keepdim=True)
+            mean = total / real.sum(dim=-1, keepdim=True).clamp_min(1)
+            parts.append((values - mean).masked_fill(~real, 0))
+        return 1 - _cosine(*parts)
+
+
+def _scores(rows: Rows) -> Tensor:
+    scores = rows.q @ rows.k.transpose(-1, -2) * rows.q.shape[-1] ** -0.5
+    return scores if rows.bias is None else scores + rows.bias
+
+
+def _pairs(rows: Rows) -> Tensor:
+    return (rows.query_mask[:, :, None] & rows.key_mask[:, None, :]).unsqueeze(1)
+
+
+def _cosine(a: Tensor, b: Tensor) -> Tensor:
+    # Each sequence by itself: the student's kernel has one free factor in each.
+    dims = (2, 3)
+    norms = a.square().sum(dim=dims) * b.square().sum(dim=dims)
+    cosines = (a * b).sum(dim=dims) / norms.clamp_min(1e-24).sqrt()
+    return cosines.mean(dim=0)
+
+
+def divergence_field(rows: Rows, particles: HeadParticles) -> tuple[Tensor, Tensor]:
+    """Evaluate `RowDivergence` of `softmaxfeat` and its gradient, both written out.
+
+    With `R_ij = f(q_i) . g(k_j)`, the weights `w_j` of the keys and
+    `Z_i = sum_j w_j R_ij`,
+
+    `KL_i = sum_j p_ij log(p_ij / (w_j R_ij)) + log Z_i`, so that
+    `dKL_i / df(q_i) = -sum_j (p_ij / R_ij) g(k_j) + sum_j w_j g(k_j) / Z_i`,
+
+    and alike for keys. Both `f` and `g` are softmaxes: the correction of the first
+    vanishes, since no row depends on the scale of its query's features, and that of the
+    second is the gradient of `log w_j`. Autograd goes over the rows some ten times;
+    this goes over them four times, and keeps nothing.
+    """
+    positions = particles.positions
+    temperature: float = particles.feature_map.temperature  # type: ignore[attr-defined]
+    q, k = (x.transpose(0, 1) for x in (rows.q, rows.k))  # (heads, batch, n, dim)
+    for_queries, for_keys = (positions / temperature).chunk(2, dim=-1)
+    phi_q, phi_k = _softmax_features(q, for_queries), _softmax_features(k, for_keys)
+    mask = None if bool(rows.key_mask.all()) else rows.key_mask
+    exponent, weight = (
+        part.view(-1, k.shape[2], 1)
+        for part in key_weights(k, particles.key_tilt, mask)
+    )
+    share = rows.query_mask.to(q.dtype)
+    share = share / share.sum().clamp_min(1)
+    share = share.unsqueeze(-1).repeat(len(q), 1, 1)  # (heads * batch, n, 1)
+
+    teacher = _softmax(q, k, mask, rows.bias)
+    ratio = torch.bmm(phi_q, phi_k.transpose(1, 2)).clamp_(min=_LEAST)
+    torch.div(teacher, ratio, out=ratio)
+    sums = torch.bmm(weight.transpose(1, 2), phi_k)  # (heads * batch, 1, features)
+    total = _times_row(phi_q, sums).clamp_(min=_LEAST)
+    value = total.log().sub_(_times_row(teacher, exponent.transpose(1, 2)))
+    logarithms = ratio.clamp_min(torch.finfo(ratio.dtype).tiny).log_()
+    value += logarithms.mul_(teacher).sum(dim=-1, keepdim=True)
+    value = (value * share).view(len(q), -1).sum(dim=-1)
+
+    grad_q = torch.baddbmm(sums / total, ratio, phi_k, alpha=-1).mul_(phi_q)
+    grad_q.mul_(share)
+    shared = phi_q.mul_(share)
+    pull = torch.bmm((1 / total).transpose(1, 2), shared)
+    grad_k = torch.bmm(ratio.transpose(1, 2), shared)
+    grad_k = torch.addcmul(grad_k.neg_(), weight, pull).mul_(phi_k)
+    grad_exponent = grad_k.sum(dim=-1, keepdim=True)
+    grad_k.addcmul_(phi_k, grad_exponent, value=-1)
+
+    gradient = torch.cat([_gradient(q, grad_q), _gradient(k, grad_k)], dim=-1)
+    gradient /= temperature
+    half = gradient.shape[-1] // 2
+    # (heads, 1, dim)
+    moved = _by_head(grad_exponent, k).transpose(1, 2) @ _by_head(k, k)
+    gradient[..., half:-1] += moved / gradient.shape[-2]
+    return value, gradient
+
+
+def _times_row(x: Tensor, row: Tensor) -> Tensor:
+    # `x row'` as a row times a matrix, which libraries are faster at.
+    return torch.bmm(row, x.transpose(1, 2)).transpose(1, 2)
+
+
+def _by_head(x: Tensor, like: Tensor) -> Tensor:
+    return x.reshape(len(like), -1, x.shape[-1])
+
+
+def _softmax_features(x: Tensor, particles: Tensor) -> Tensor:
+    dim = x.shape[-1]
+    columns = particles[..., :dim].transpose(1, 2)
+    logits = torch.baddbmm(particles[..., dim].unsqueeze(1), _by_head(x, x), columns)
+    features = torch.softmax(logits, dim=-1, out=logits)
+    return features.view(-1, x.shape[2], particles.shape[1])
+
+
+def _gradient(x: Tensor, grad: Tensor) -> Tensor:
+    grad, x = _by_head(grad, x), _by_head(x, x)
+    rows = torch.bmm(grad.transpose(1, 2), x)
+    return torch.cat([rows, grad.sum(dim=1).unsqueeze(-1)], dim=-1)
+
+
+def _softmax(q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:
+    scaled = (q * q.shape[-1] ** -0.5).flatten(0, 1)
+    scores = torch.bmm(scaled, k.flatten(0, 1).transpose(1, 2))
+    by_head = scores.view(*q.shape[:3], -1)
+    if bias is not None:
+        by_head += bias.transpose(0, 1)
+    if mask is not None:
+        by_head.masked_fill_(~mask[:, None, :], torch.finfo(scores.dtype).min)
+    return torch.softmax(scores, dim=-1, out=scores)
+
+
+def centring_tilt(positions: Tensor, q: Tensor) -> Tensor:
+    """Choose the tilt that centres queries, `t + mean_l u_l = mean(q) / sqrt(d)`."""
+    return q.mean(dim=1) / math.sqrt(q.shape[-1]) - mean_key_particle(positions)
+
+
+def random_start(
+    q: Tensor,
+    n_features: int,
+    feature_map: AbstractFeatureMap,
+    *,
+    scale: float,
+    generator: torch.Generator,
+) -> HeadParticles:
+    """Draw Gaussian particles, the same for queries and keys."""
+    heads, _, dim = q.shape
+    rows = scale * torch.randn(heads, n_features, dim, generator=generator)
+    positions = same_particles(rows.to(q))
+    return HeadParticles(positions, centring_tilt(positions, q), feature_map)
+
+
+def same_particles(rows: Tensor) -> Tensor:
+    """Use the same particles, without offsets, for queries and keys."""
+    return functional.pad(rows, (0, 1)).repeat(1, 1, 2)
+
+
+def untilted(rows: Tensor, feature_map: AbstractFeatureMap) -> HeadParticles:
+    """Use the same particles for queries and keys, whose weights are all one."""
+    positions = same_particles(rows)
+    return HeadParticles(positions, -mean_key_particle(positions), feature_map)
+
+
+def orthogonal_favor(
+    heads: int, n_features: int, dim: int, *, generator: torch.Generator
+) -> HeadParticles:
+    """Draw the particles of FAVOR+ with orthogonal blocks, the control of learning."""
+    law = Orthogonal(1.0)
+    draws = [law.draw(n_features, dim, generator=generator) for _ in range(heads)]
+    return untilted(torch.stack(draws), Favor())
+
+
+def landmark_start(
+    q: Tensor, k: Tensor, n_features: int, *, generator: torch.Generator
+) -> HeadParticles:
+    """Place particles at landmarks of the keys.
+
+    Examples
+    --------
+    >>> x = torch.eye(4).repeat(1, 5, 1)
+    >>> start = landmark_start(x, x, 4, generator=torch.Generator())
+    >>> start.positions.shape
+    torch.Size([1, 4, 10])
+    """
+    dim = q.shape[-1]
+    centre, query = (x.mean(dim=1, keepdim=True) for x in (k, q))
+    root, inverse = _metric(q - query)
+    y = (k - centre) @ root
+    landmarks = _k_means(y, n_features, generator=generator)
+    spread = y.square().mean(dim=(1, 2))[:, None, None].clamp_min(1e-12)
+    scaled = landmarks / (_WIDTH * spread)
+    w = landmarks @ inverse / math.sqrt(dim)
+    a = -(w * query).sum(dim=-1)
+    u = scaled @ root.transpose(1, 2)
+    b = -0.5 * (scaled * landmarks).sum(dim=-1) - (u * centre).sum(dim=-1)
+    positions = torch.cat([w, a.unsqueeze(-1), u, b.unsqueeze(-1)], dim=-1)
+    return HeadParticles(positions, centring_tilt(positions, q), SoftmaxFeatures())
+
+
+def _metric(q: Tensor) -> tuple[Tensor, Tensor]:
+    # |R' k|^2 is the variance of q . k / sqrt(d) over the (centred) queries.
+    covariance = q.transpose(1, 2) @ q / (q.shape[1] * q.shape[-1])
+    values, vectors = torch.linalg.eigh(covariance)
+    floor = (_FLOOR * values.amax(dim=-1, keepdim=True)).clamp_min(1e-12)
+    roots = values.clamp_min(0).maximum(floor).sqrt().unsqueeze(1)
+    return vectors * roots, (vectors / roots).transpose(1, 2)
+
+
+def _k_means(y: Tensor, n_centres: int, *, generator: torch.Generator) -> Tensor:
+    heads, n, _ = y.shape
+    if n < n_centres:  # few tokens: some landmarks coincide until they are moved
+        first = torch.randint(n, (n_centres,), generator=generator)
+    else:
+        first = torch.randperm(n, generator=generator)[:n_centres]
+    centres = y[:, first]
+    for _ in range(_K_MEANS_ROUNDS):
+        half = 0.5 * centres.square().sum(dim=-1).unsqueeze(1)
+        nearest = (y @ centres.transpose(1, 2) - half).argmax(dim=-1)
+        counts = y.new_zeros(heads, n_centres)
+        counts.scatter_add_(1, nearest, torch.ones_like(nearest, dtype=y.dtype))
+        sums = torch.zeros_like(centres)
+        sums.scatter_add_(1, nearest.unsqueeze(-1).expand_as(y), y)
+        full = counts.unsqueeze(-1)
+        centres = torch.where(full > 0, sums / full.clamp_min(1), centres)
+    return centres
 
 
 class LayerFit(NamedTuple):
     """What was learned of a layer, with the divergence of its rows on held-out text."""
 
-    positions: Tensor  # (heads, n_features, 2 dim + 2)
-    tilt: Tensor  # (heads, dim)
+    particles: HeadParticles
     before: Tensor  # (heads,), KL at the start
     after: Tensor  # (heads,)
     random: Tensor  # (heads,), KL of orthogonal random features, as many
     steps: int
-
-
-def some_queries(rows: Rows, count: int, *, generator: torch.Generator) -> Rows:
-    """Keep some of the queries, the same of each sequence."""
-    n = rows.q.shape[2]
-    if n <= count:
-        return rows
-    chosen = torch.randperm(n, generator=generator)[:count]
-    bias = None if rows.bias is None else rows.bias[:, :, chosen]
-    return rows._replace(
-        q=rows.q[:, :, chosen], query_mask=rows.query_mask[:, chosen], bias=bias
-    )
 
 
 def fit_layer(
@@ -68,95 +504,73 @@ def fit_layer(
     generator: torch.Generator,
     watch: Callable[[], None] = lambda: None,
 ) -> LayerFit:
-    """Learn the particles of every head of a layer."""
-    feature_map = as_positive_map(settings.feature_map)
-    start = _start(batches, settings, feature_map, generator)
-    few = [some_queries(rows, _HELD_ROWS, generator=generator) for rows in held_out]
+    """Move the particles; every head keeps the best it had on held-out text."""
+    start = _start(batches, settings, generator)
+    few = [rows.some_queries(_HELD_ROWS, generator=generator) for rows in held_out]
 
-    def judge(positions: Tensor, kind: str = settings.objective) -> Tensor:
-        energy: AbstractImitation = imitations.build(
-            kind, batches=few, feature_map=feature_map, tilt=start.tilt
+    def imitation(
+        rows: Sequence[Rows], kind: str = settings.objective
+    ) -> AbstractImitation:
+        return imitations.build(
+            kind, batches=rows, feature_map=start.feature_map, tilt=start.tilt
         )
-        with torch.no_grad():
-            return energy.energy(Particles(positions))
 
-    positions = start.positions
+    @torch.no_grad()
+    def judge(positions: Tensor, kind: str = settings.objective) -> Tensor:
+        return imitation(few, kind).energy(Particles(positions))
+
+    best = start.positions
     if settings.shared:
-        positions = positions[..., : positions.shape[-1] // 2].clone()
-    before = judge(positions, "kl")
-    best, steps = _descend(
-        positions, start.tilt, feature_map, batches, judge, settings, generator, watch
-    )
+        best = best[..., : best.shape[-1] // 2].clone()
+    before, score = judge(best, "kl"), judge(best)
+    beta = settings.inverse_temperature
+    sampler = AdamLangevin(settings.step_size, inverse_temperature=beta)
+    state = sampler.init(Particles(best))
+    order: list[int] = []
+    done = idle = 0
+    while done < settings.steps and idle < settings.patience:
+        order = order or torch.randperm(len(batches), generator=generator).tolist()
+        batch = batches[order.pop()]
+        rows = batch.some_queries(settings.rows, generator=generator)
+        energy = Hamiltonian(imitation([rows]), Riesz(0.0), settings.repulsion)
+        size = settings.step_size * ramp(done, settings.steps)
+        step = replace(sampler, step_size=size).step
+        state, _ = step(state, energy, generator=generator)
+        watch()
+        done += 1
+        if done % settings.check_every and done < settings.steps:
+            continue
+        positions = state.particles.positions
+        value = judge(positions)
+        gained = value < score
+        best = torch.where(gained[:, None, None], positions, best)
+        score = torch.where(gained, value, score)
+        idle = 0 if bool(gained.any()) else idle + 1
     after = judge(best, "kl")
     if settings.shared:
         best = torch.cat([best, best], dim=-1)
     random = random_divergence(few, settings.n_features, generator=generator)
-    return LayerFit(best, start.tilt, before, after, random, steps)
+    return LayerFit(start._replace(positions=best), before, after, random, done)
 
 
 def _start(
-    batches: Sequence[Rows],
-    settings: LineariseSettings,
-    feature_map: AbstractFeatureMap,
-    generator: torch.Generator,
-) -> Start:
-    parts = [[_flat(x, rows.key_mask) for x in (rows.q, rows.k)] for rows in batches]
+    batches: Sequence[Rows], settings: LineariseSettings, generator: torch.Generator
+) -> HeadParticles:
+    feature_map = as_positive_map(settings.feature_map)
+    parts = [[_real(x, rows.key_mask) for x in (rows.q, rows.k)] for rows in batches]
     q, k = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
     if q.shape[1] > _SAMPLE:
         chosen = torch.randperm(q.shape[1], generator=generator)[:_SAMPLE]
         q, k = q[:, chosen], k[:, chosen]
+    count = settings.n_features
     if settings.from_landmarks:
-        return landmark_start(q, k, settings.n_features, generator=generator)
+        return landmark_start(q, k, count, generator=generator)
     scale = 1.0 if feature_map.imitates_softmax else _RANDOM_NORM * q.shape[-1] ** -0.5
-    return random_start(q, settings.n_features, scale=scale, generator=generator)
+    return random_start(q, count, feature_map, scale=scale, generator=generator)
 
 
-def _flat(x: Tensor, mask: Tensor) -> Tensor:
+def _real(x: Tensor, mask: Tensor) -> Tensor:
     return x.transpose(0, 1).flatten(1, 2)[:, mask.flatten()]
-
-
-def _descend(
-    positions: Tensor,
-    tilt: Tensor,
-    feature_map: AbstractFeatureMap,
-    batches: Sequence[Rows],
-    judge: Callable[[Tensor], Tensor],
-    settings: LineariseSettings,
-    generator: torch.Generator,
-    watch: Callable[[], None],
-) -> tuple[Tensor, int]:
-    """Move the particles; every head keeps the best it had on held-out text."""
-    sampler = AdamLangevin(
-        settings.step_size, inverse_temperature=settings.inverse_temperature
-    )
-    state = sampler.init(Particles(positions))
-    best, score, idle = positions, judge(positions), 0
-    order: list[int] = []
-    for step in range(settings.steps):
-        order = order or torch.randperm(len(batches), generator=generator).tolist()
-        rows = some_queries(batches[order.pop()], settings.rows, generator=generator)
-        energy = Hamiltonian(
-            imitations.build(
-                settings.objective, batches=[rows], feature_map=feature_map, tilt=tilt
-            ),
-            Riesz(0.0),
-            settings.repulsion,
-        )
-        size = settings.step_size * ramp(step, settings.steps)
-        state, _ = replace(sampler, step_size=size).step(
-            state, energy, generator=generator
-        )
-        watch()
-        if (step + 1) % settings.check_every and step + 1 < settings.steps:
-            continue
-        value = judge(state.particles.positions)
-        gained = value < score
-        best = torch.where(gained[:, None, None], state.particles.positions, best)
-        score = torch.where(gained, value, score)
-        idle = 0 if bool(gained.any()) else idle + 1
-        if idle >= settings.patience:
-            return best, step + 1
-    return best, settings.steps
 
 
 def ramp(step: int, steps: int) -> float:
@@ -171,13 +585,12 @@ def ramp(step: int, steps: int) -> float:
     return rise * (0.5 * (1 + math.cos(math.pi * step / steps)) + 0.01)
 
 
+@torch.no_grad()
 def random_divergence(
     batches: Sequence[Rows], n_features: int, *, generator: torch.Generator
 ) -> Tensor:
     """Measure the rows of FAVOR+ with orthogonal random features."""
-    heads, dim = batches[0].q.shape[1], batches[0].q.shape[3]
-    drawn = orthogonal_pairs(heads, n_features, dim, generator=generator)
-    positions, tilt = (part.to(batches[0].q) for part in drawn)
-    energy = RowDivergence(batches, Favor(), tilt)
-    with torch.no_grad():
-        return energy.energy(Particles(positions))
+    q = batches[0].q
+    drawn = orthogonal_favor(q.shape[1], n_features, q.shape[3], generator=generator)
+    positions, tilt, favor = drawn.to(q)
+    return RowDivergence(batches, favor, tilt).energy(Particles(positions))

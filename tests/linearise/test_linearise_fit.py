@@ -7,19 +7,21 @@ import torch
 from linearise_cases import particles_case, rows_case
 
 from coulomb._support.errors import ParameterError
-from coulomb.features import Particles, SoftmaxFeatures
+from coulomb.features import Favor, Particles, SoftmaxFeatures
 from coulomb.linearise import LineariseSettings
-from coulomb.linearise.fit import fit_layer, random_divergence, some_queries
-from coulomb.linearise.layers import softmax_rows
-from coulomb.linearise.objectives import (
+from coulomb.linearise.fit import (
     OutputError,
     RowAlignment,
     RowDivergence,
-    Rows,
+    fit_layer,
     imitations,
+    landmark_start,
+    random_divergence,
+    random_start,
 )
-from coulomb.linearise.pairs import mean_key_row, paired_weights
-from coulomb.linearise.start import landmark_start, random_start
+from coulomb.linearise.heads import HeadParticles, softmax_rows
+from coulomb.linearise.teacher import Rows
+from coulomb.objectives import AbstractObjective
 
 
 def make_rows(**options):
@@ -30,9 +32,8 @@ def make_rows(**options):
 def by_hand(rows, positions, tilt, compare):
     """The mean over real queries of a comparison of two rows, one at a time."""
     teacher = softmax_rows(rows.q, rows.k, rows.key_mask)
-    student = paired_weights(
-        rows.q, rows.k, positions, tilt, SoftmaxFeatures(), rows.key_mask
-    )
+    particles = HeadParticles(positions, tilt, SoftmaxFeatures())
+    student = particles.rows(rows.q, rows.k, rows.key_mask)
     heads = []
     for head in range(rows.q.shape[1]):
         values = [
@@ -114,6 +115,72 @@ class TestEveryImitation:
         torch.testing.assert_close(energy.energy(Particles(half)), energy.energy(pair))
 
 
+def both_fields(rows, positions, tilt, feature_map=None):
+    energy = RowDivergence(rows, feature_map or SoftmaxFeatures(), tilt)
+    particles = Particles(positions)
+    return energy.field(particles), AbstractObjective.field(energy, particles)
+
+
+class TestDivergenceField:
+    """The divergence written out against autograd of the definition."""
+
+    @pytest.mark.parametrize("temperature", [0.5, 1.0])
+    @pytest.mark.parametrize("shared", [False, True])
+    def test_value_and_gradient_are_those_of_the_definition(self, temperature, shared):
+        positions, tilt = particles_case()
+        if shared:
+            positions = positions[..., :5]
+        rows = [make_rows(), make_rows(seed=3, n=9)]
+        feature_map = SoftmaxFeatures(temperature=temperature)
+        for ours, twin in zip(
+            *both_fields(rows, positions, tilt, feature_map), strict=True
+        ):
+            torch.testing.assert_close(ours, twin, rtol=1e-9, atol=1e-11)
+
+    def test_fewer_queries_than_keys_in_any_memory_order(self):
+        positions, tilt = particles_case()
+        rows = make_rows()
+        few = rows._replace(q=rows.q[:, :, 1:4], query_mask=rows.query_mask[:, 1:4])
+        turned = few._replace(k=few.k.transpose(0, 1).contiguous().transpose(0, 1))
+        fields = [*both_fields([few], positions, tilt)]
+        fields += both_fields([turned], positions, tilt)
+        for other in fields[1:]:
+            for ours, twin in zip(fields[0], other, strict=True):
+                torch.testing.assert_close(ours, twin, rtol=1e-9, atol=1e-11)
+
+    def test_bias_of_the_scores(self):
+        positions, tilt = particles_case()
+        source = torch.Generator().manual_seed(5)
+        bias = torch.randn(1, 3, 7, 7, generator=source, dtype=torch.float64)
+        rows = make_rows()._replace(bias=bias)
+        for ours, twin in zip(*both_fields([rows], positions, tilt), strict=True):
+            torch.testing.assert_close(ours, twin, rtol=1e-9, atol=1e-11)
+
+    def test_a_sequence_of_padding_does_not_count(self):
+        positions, tilt = particles_case()
+        rows = make_rows()
+        mask = rows.key_mask.clone()
+        mask[1] = False
+        alone = Rows(*(x[:1] for x in rows[:5]))
+        rows = rows._replace(key_mask=mask, query_mask=mask)
+        ours, _ = both_fields([rows], positions, tilt)
+        twin, _ = both_fields([alone], positions, tilt)
+        for one, other in zip(ours, twin, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+    def test_far_particles_stay_finite_in_single_precision(self):
+        rows = make_rows(dtype=torch.float32)
+        positions, tilt = particles_case(dtype=torch.float32)
+        ours, _ = both_fields([rows], 60 * positions, tilt)
+        assert ours.potential.isfinite().all()
+        assert ours.gradient.isfinite().all()
+
+    def test_other_maps_go_through_autograd(self):
+        positions, tilt = particles_case()
+        ours, twin = both_fields([make_rows()], positions, tilt, Favor())
+        assert torch.equal(ours.gradient, twin.gradient)
+
+
 def test_raw_alignment_looks_at_the_largest_entries_only():
     """A row whose query is long has all the norm: other rows may be anything."""
     q, k, v, _ = rows_case(batch=1, heads=1)
@@ -155,14 +222,14 @@ class TestStart:
     def test_landmarks_beat_random_particles(self, generator):
         q, k = self.clustered()
         near = landmark_start(q, k, 12, generator=generator)
-        far = random_start(q, 12, scale=0.5, generator=generator)
+        far = random_start(q, 12, SoftmaxFeatures(), scale=0.5, generator=generator)
         ratio = self.divergence(near, q, k) / self.divergence(far, q, k)
         assert (ratio < 0.6).all()
 
     def test_tilt_centres_the_queries(self, generator):
         q, k = self.clustered()
         start = landmark_start(q, k, 12, generator=generator)
-        total = start.tilt + mean_key_row(start.positions)
+        total = start.key_tilt
         torch.testing.assert_close(total, q.mean(dim=1) / math.sqrt(4))
 
     def test_fewer_tokens_than_landmarks(self, generator):
@@ -210,7 +277,7 @@ class TestFit:
     def test_learning_helps_on_held_out_rows(self, changes):
         fit = self.fit(**changes)
         assert fit.after.mean() < fit.before.mean()
-        assert fit.positions.shape == (2, 6, 10)
+        assert fit.particles.positions.shape == (2, 6, 10)
 
     def test_no_head_gets_worse(self):
         fit = self.fit(step_size=3.0)  # far too long
@@ -218,8 +285,8 @@ class TestFit:
 
     def test_same_seed_same_particles(self):
         one, two, other = self.fit(), self.fit(), self.fit(seed=1)
-        assert torch.equal(one.positions, two.positions)
-        assert not torch.equal(one.positions, other.positions)
+        assert torch.equal(one.particles.positions, two.particles.positions)
+        assert not torch.equal(one.particles.positions, other.particles.positions)
 
     def test_stops_when_nothing_is_gained(self):
         fit = self.fit(step_size=30.0, steps=1000, patience=2)
@@ -234,9 +301,9 @@ class TestFit:
 
     def test_some_queries_keep_their_rows(self, generator):
         rows = make_rows()
-        few = some_queries(rows, 3, generator=generator)
+        few = rows.some_queries(3, generator=generator)
         assert few.q.shape[2] == few.query_mask.shape[1] == 3
-        full, part = rows.teacher(), few.teacher()
+        full, part = rows.softmax(), few.softmax()
         same = torch.isclose(full[0, 0, None], part[0, 0, :, None]).all(dim=-1)
         where = same.int().argmax(dim=1)
         torch.testing.assert_close(full[:, :, where], part)

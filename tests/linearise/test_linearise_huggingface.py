@@ -21,10 +21,9 @@ from coulomb.linearise import (
     load_pretrained,
     register,
 )
-from coulomb.linearise.layers import softmax_rows
-from coulomb.linearise.pretrained import ATTENTION
-from coulomb.linearise.recording import begin_all, record, text_length
-from coulomb.linearise.stack import Stack
+from coulomb.linearise.heads import softmax_rows
+from coulomb.linearise.huggingface import ATTENTION
+from coulomb.linearise.teacher import Recording, Stack, longest_text
 
 transformers = pytest.importorskip("transformers")
 
@@ -119,13 +118,17 @@ def test_recorded_rows_are_the_models_attention(case):
     with torch.no_grad():
         expected = model(**batch, output_attentions=True).attentions
     stack = Stack(model)
-    states = begin_all(stack, [batch])
+    with torch.no_grad():
+        hidden, call = stack.begin(batch)
     real = batch["attention_mask"].bool()
-    for number in range(2):
-        seen, _ = stack.look(number, *states[0])
-        (rows,), states = record(stack, number, states)
-        for kept, made in zip(rows, stack.sites[number].project(seen.x), strict=False):
-            torch.testing.assert_close(kept, made)
+    for number, (rows,) in enumerate(Recording(stack, [batch]).layers()):
+        site = stack.sites[number]
+        with torch.no_grad():
+            seen, hidden = stack.observe_block(number, hidden, call)
+            made = [layer(seen.x) for layer in site.projections]
+        made = site.project(seen._replace(projected=made))
+        for kept, part in zip(rows[:3], made, strict=True):
+            torch.testing.assert_close(kept, part)
         ours = softmax_rows(rows.q, rows.k, rows.key_mask, rows.bias)
         chosen = real[:, None, :].expand(-1, 2, -1)
         torch.testing.assert_close(
@@ -260,9 +263,9 @@ class TestRefusals:
 
 
 def test_lengths_know_the_padding_position():
-    assert text_length(tiny_model("bert"), None) == 40
-    assert text_length(tiny_model("roberta"), None) == 38
-    assert text_length(torch.nn.Linear(1, 1), None) == 512
+    assert longest_text(tiny_model("bert")) == 40
+    assert longest_text(tiny_model("roberta")) == 38
+    assert longest_text(torch.nn.Linear(1, 1)) == 512
 
 
 def test_transformers_is_imported_only_when_needed():

@@ -1,4 +1,4 @@
-"""Paired particles: the linear form against its quadratic twin, masks, the tilt."""
+"""Query and key particles: the linear form against its quadratic twin, masks, tilt."""
 
 import math
 
@@ -8,10 +8,10 @@ from linearise_cases import particles_case, rows_case
 
 from coulomb._support.errors import ParameterError
 from coulomb.features import Favor, SoftmaxFeatures
-from coulomb.linearise import LinearisedAttention, LinearisedHeads, blockwise
-from coulomb.linearise import pairs as module
-from coulomb.linearise.layers import as_positive_map, softmax_rows
-from coulomb.linearise.pairs import paired_attention, paired_features, paired_weights
+from coulomb.linearise import LinearisedAttention, LinearisedHeads
+from coulomb.linearise import heads as module
+from coulomb.linearise.fit import untilted
+from coulomb.linearise.heads import HeadParticles, as_positive_map, softmax_rows
 
 MAPS = ["softmaxfeat", "favor", "elu", "softplus", "sigmoid2"]
 
@@ -24,11 +24,11 @@ def test_linear_form_is_the_quadratic_one_in_value_and_gradient(name):
     results = []
     for form in ("linear", "quadratic"):
         leaves = [x.clone().requires_grad_() for x in (q, k, v, positions)]
+        particles = HeadParticles(leaves[3], tilt, feature_map)
         if form == "linear":
-            out = paired_attention(*leaves, tilt, feature_map, mask)
+            out = particles.attend(*leaves[:3], mask)
         else:
-            rows = paired_weights(*leaves[:2], leaves[3], tilt, feature_map, mask)
-            out = rows @ leaves[2]
+            out = particles.rows(*leaves[:2], mask) @ leaves[2]
         (out.sin() * mask[:, None, :, None]).sum().backward()
         results.append([out.detach(), *(leaf.grad for leaf in leaves)])
     for ours, twin in zip(*results, strict=True):
@@ -39,10 +39,9 @@ def test_linear_form_is_the_quadratic_one_in_value_and_gradient(name):
 def test_temperature_is_the_maps(temperature):
     feature_map = SoftmaxFeatures(temperature=temperature)
     q, k, v, mask = rows_case()
-    positions, tilt = particles_case()
-    rows = paired_weights(q, k, positions, tilt, feature_map, mask)
-    out = paired_attention(q, k, v, positions, tilt, feature_map, mask)
-    torch.testing.assert_close(out, rows @ v)
+    particles = HeadParticles(*particles_case(), feature_map)
+    out = particles.attend(q, k, v, mask)
+    torch.testing.assert_close(out, particles.rows(q, k, mask) @ v)
 
 
 @pytest.mark.parametrize("elements", [1, 1000, 1 << 18])
@@ -53,43 +52,42 @@ def test_blocks_change_nothing(monkeypatch, elements, masked, tokens_first):
     if tokens_first:  # as the projections of transformers are split
         q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
     positions, tilt = particles_case()
-    case = (tilt, SoftmaxFeatures(), mask if masked else None)
-    whole = paired_attention(q, k, v, positions.requires_grad_(), *case).detach()
-    monkeypatch.setattr(blockwise, "_ELEMENTS", elements)
+    mask = mask if masked else None
+    particles = HeadParticles(positions.requires_grad_(), tilt, SoftmaxFeatures())
+    whole = particles.attend(q, k, v, mask).detach()
+    monkeypatch.setattr(module, "_ELEMENTS", elements)
     with torch.no_grad():
         for part in (slice(0, 3), slice(1, 2)):
             given = mask[part] if masked else None
-            out = paired_attention(
-                q[part], k[part], v[part], positions, *case[:2], given
-            )
+            out = particles.attend(q[part], k[part], v[part], given)
             torch.testing.assert_close(out, whole[part])
             assert out.transpose(1, 2).is_contiguous()
 
 
 def test_other_counts_of_queries_and_keys():
     q, k, v, mask = rows_case(n=9)
-    case = (*particles_case(), SoftmaxFeatures(), mask)
-    out = paired_attention(q[:, :, :4], k, v, *case)
-    torch.testing.assert_close(out, paired_attention(q, k, v, *case)[:, :, :4])
+    particles = HeadParticles(*particles_case(), SoftmaxFeatures())
+    out = particles.attend(q[:, :, :4], k, v, mask)
+    torch.testing.assert_close(out, particles.attend(q, k, v, mask)[:, :, :4])
 
 
 @pytest.mark.parametrize("name", MAPS)
 def test_padding_is_not_seen_whatever_stands_there(name):
-    feature_map = as_positive_map(name)
     q, k, v, mask = rows_case()
-    case = (*particles_case(), feature_map)
-    out = paired_attention(q, k, v, *case, mask)
-    short = paired_attention(q[1:, :, :5], k[1:, :, :5], v[1:, :, :5], *case)
+    particles = HeadParticles(*particles_case(), as_positive_map(name))
+    out = particles.attend(q, k, v, mask)
+    short = particles.attend(q[1:, :, :5], k[1:, :, :5], v[1:, :, :5])
     torch.testing.assert_close(out[1:, :, :5], short)
     for x in (k, v):
         x[1:, :, 5:] = math.nan
-    torch.testing.assert_close(paired_attention(q, k, v, *case, mask), out)
+    torch.testing.assert_close(particles.attend(q, k, v, mask), out)
 
 
 def test_a_sequence_of_padding_gives_zero():
     q, k, v, mask = rows_case()
     mask[1] = False
-    out = paired_attention(q, k, v, *particles_case(), SoftmaxFeatures(), mask)
+    particles = HeadParticles(*particles_case(), SoftmaxFeatures())
+    out = particles.attend(q, k, v, mask)
     assert torch.equal(out[1], torch.zeros_like(out[1]))
     assert out[0].isfinite().all()
 
@@ -100,7 +98,7 @@ def test_tilt_centres_the_queries_exactly():
     centre = q.mean(dim=(0, 2), keepdim=True)
     tilt = centre[0, :, 0] / math.sqrt(q.shape[-1])
     kernel = ((q - centre) @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).exp()
-    weight = module._key_weight(k, tilt, mask)
+    weight = module.key_weight(k, tilt, mask)
     kernel = kernel * weight.transpose(-1, -2)
     rows = kernel / kernel.sum(dim=-1, keepdim=True)
     torch.testing.assert_close(rows, softmax_rows(q, k, mask))
@@ -111,10 +109,7 @@ def test_favor_is_unbiased_for_softmax():
     q, k, _, _ = rows_case(batch=1, heads=1, n=3)
     source = torch.Generator().manual_seed(0)
     rows = torch.randn(1, 200_000, 4, generator=source, dtype=q.dtype)
-    zero = rows.new_zeros(1, len(rows[0]))
-    positions = module.join_pairs(rows, zero, rows, zero)
-    tilt = -module.mean_key_row(positions)
-    phi_q, phi_k = paired_features(q, k, positions, tilt, Favor())
+    phi_q, phi_k = untilted(rows, Favor()).features(q, k)
     # The constant coordinate adds |1|^2 / 2 to each exponent.
     products = math.e * phi_q[0, 0, :, None] * phi_k[0, 0, None] * rows.shape[1]
     error = products.std(dim=-1) / math.sqrt(rows.shape[1])
@@ -124,9 +119,11 @@ def test_favor_is_unbiased_for_softmax():
 
 def test_half_precision_is_computed_in_full():
     q, k, v, mask = rows_case(dtype=torch.float32)
-    case = (*particles_case(dtype=torch.float32), SoftmaxFeatures(), mask)
-    half = paired_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), *case)
-    full = paired_attention(q.bfloat16().float(), k.bfloat16().float(), v, *case)
+    case = particles_case(dtype=torch.float32)
+    particles = HeadParticles(*case, SoftmaxFeatures())
+    q, k = q.bfloat16(), k.bfloat16()
+    half = particles.attend(q, k, v.bfloat16(), mask)
+    full = particles.attend(q.float(), k.float(), v, mask)
     assert half.dtype == torch.bfloat16
     torch.testing.assert_close(half.float(), full, rtol=0.02, atol=0.02)
 

@@ -18,23 +18,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from coulomb._support.errors import FileFormatError, ParameterError
-from coulomb.linearise.layers import LinearisedHeads
-from coulomb.linearise.stack import FAMILIES, Stack, real_tokens
-
-__all__ = [
-    "ATTENTION",
-    "check_family",
-    "is_pretrained",
-    "linearised_class",
-    "load_pretrained",
-    "register",
-    "with_linearised_heads",
-]
+from coulomb.linearise.heads import LinearisedHeads
+from coulomb.linearise.teacher import (
+    MODEL_TYPES,
+    Stack,
+    check_family,
+    real_tokens,
+)
 
 ATTENTION = "coulomb"
 """The name under which the attention function is registered with transformers."""
 
-_TYPES = ("bert", "roberta", "distilbert", "mpnet")
 _TASKS = (
     "AutoModel",
     "AutoModelForMaskedLM",
@@ -56,29 +50,6 @@ def transformers() -> ModuleType:
             "install it with: pip install 'coulomb[hf]'."
         ) from error
     return module
-
-
-def is_pretrained(model: nn.Module) -> bool:
-    """Tell whether a model is one of Hugging Face transformers."""
-    return any(c.__name__ == "PreTrainedModel" for c in type(model).__mro__)
-
-
-def check_family(model: Any) -> None:
-    """Refuse models of transformers whose attention is something else."""
-    kind = str(getattr(model.config, "model_type", ""))
-    if kind.startswith("coulomb-"):
-        raise ParameterError(
-            "`model` must have softmax attention; got one that is linearised already."
-        )
-    if kind not in _TYPES:
-        raise ParameterError(
-            f"`model` must be of one of the families {', '.join(FAMILIES)}, or an "
-            f"encoder of torch.nn.MultiheadAttention; got {type(model).__name__}."
-        )
-    if getattr(model.config, "is_decoder", False):
-        raise ParameterError(
-            "`model` must be an encoder; got one with is_decoder=True."
-        )
 
 
 def _attend(
@@ -180,7 +151,7 @@ def register() -> None:
     module = transformers()
     module.AttentionInterface.register(ATTENTION, _attend)
     module.AttentionMaskInterface.register(ATTENTION, _mask)
-    for kind in _TYPES:
+    for kind in MODEL_TYPES:
         config = module.CONFIG_MAPPING[kind]
         module.AutoConfig.register(f"coulomb-{kind}", _config_class(config))
         for task in _TASKS:

@@ -1,0 +1,539 @@
+"""The layer that stands where softmax was: learned heads, and heads kept exact.
+
+A head has query particles `(w, a)` and key particles `(u, b)` in `R^(d + 1)`:
+`phi_m(q) = f(w_m . q + a_m)` of a query and
+`exp((t + mean_l u_l) . k) f(u_m . k + b_m)` of a key, where `f` is any feature map
+and `t` is the head's tilt. A tilt is exact for softmax: with the mean query `c`,
+`exp(q . k) = exp(c . k) exp((q - c) . k)`, so that the features have to imitate centred
+queries only. It moves with the mean of the key particles, which features that are
+normalised over the particles do not see otherwise.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from coulomb._support.checks import check_count
+from coulomb._support.errors import ParameterError
+from coulomb.attention import AbstractAttention, linear_attention
+from coulomb.attention.ops.traceable import must_be_plain
+from coulomb.features import (
+    AbstractFeatureMap,
+    Particles,
+    SoftmaxFeatures,
+    feature_maps,
+)
+
+# Features of a block of the blockwise form, all heads.
+_ELEMENTS = 1 << 18
+_ROWS = 32
+
+
+def as_positive_map(name: str) -> AbstractFeatureMap:
+    """Build a feature map that can stand in attention without phases.
+
+    Examples
+    --------
+    >>> as_positive_map("softmaxfeat")
+    SoftmaxFeatures(temperature=1.0)
+    """
+    feature_map = feature_maps.build(name)
+    if not _fits(feature_map):
+        known = [n for n in feature_maps if _fits(feature_maps.build(n))]
+        raise ParameterError(
+            "`feature_map` must be positive and need no phases; got "
+            f"{name!r}. Use one of {', '.join(sorted(known))}."
+        )
+    return feature_map
+
+
+def _fits(feature_map: AbstractFeatureMap) -> bool:
+    return feature_map.positive and not feature_map.needs_phases
+
+
+class HeadParticles(NamedTuple):
+    """Query and key particles of some heads, side by side, and the tilts.
+
+    Examples
+    --------
+    >>> x, v = torch.zeros(1, 1, 3, 2), torch.tensor([1.0, 2.0, 6.0]).view(1, 1, 3, 1)
+    >>> particles = HeadParticles(
+    ...     torch.ones(1, 4, 6), torch.zeros(1, 2), SoftmaxFeatures()
+    ... )
+    >>> particles.features(x, x)[0][0, 0, 0]
+    tensor([0.5000, 0.5000, 0.5000, 0.5000])
+    >>> particles.rows(x, x)[0, 0, 0]
+    tensor([0.3333, 0.3333, 0.3333])
+    >>> particles.attend(x, x, v).flatten()
+    tensor([3., 3., 3.])
+    """
+
+    positions: Tensor  # (heads, n_features, 2 dim + 2), the columns w, a, u, b
+    tilt: Tensor  # (heads, dim)
+    feature_map: AbstractFeatureMap
+
+    def to(self, like: Tensor) -> "HeadParticles":
+        """Give the numbers the precision and the device of a tensor."""
+        return self._replace(positions=self.positions.to(like), tilt=self.tilt.to(like))
+
+    @property
+    def key_tilt(self) -> Tensor:
+        """The exponent of keys, `t + mean_l u_l`."""
+        return self.tilt + mean_key_particle(self.positions)
+
+    def features(
+        self, q: Tensor, k: Tensor, key_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Evaluate the features of queries and keys."""
+        for_queries, for_keys = self.positions.chunk(2, dim=-1)
+        weight = key_weight(k, self.key_tilt, key_mask)
+        if self.feature_map.imitates_softmax:
+            scale = q.shape[-1] ** -0.25
+            q, k = q * scale, k * scale
+        phi_q = self.feature_map(_append_one(q), Particles(for_queries))
+        phi_k = self.feature_map(_append_one(k), Particles(for_keys))
+        return phi_q, phi_k * weight
+
+    def kernel(self, q: Tensor, k: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """Write out `phi(q_i) . phi(k_j)`."""
+        phi_q, phi_k = self.features(q, k, key_mask)
+        return phi_q @ phi_k.transpose(-1, -2)
+
+    def rows(self, q: Tensor, k: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """Write out the rows, the kernel divided by its sums.
+
+        The slow twin of `attend`, and what is compared with the teacher's rows.
+        """
+        products = self.kernel(q, k, key_mask)
+        total = products.sum(dim=-1, keepdim=True)
+        return products / total.clamp_min(torch.finfo(products.dtype).tiny)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None
+    ) -> Tensor:
+        """Attend in linear time."""
+        dtype = torch.promote_types(v.dtype, torch.float32)
+        q, k, values = (x.to(dtype) for x in (q, k, v))
+        full = self.to(q)
+        if key_mask is not None:  # whatever stands in the padding, infinities too
+            hidden = ~key_mask[:, None, :, None]
+            k, values = k.masked_fill(hidden, 0), values.masked_fill(hidden, 0)
+        if isinstance(self.feature_map, SoftmaxFeatures):
+            positions, tilt = full.positions, full.key_tilt
+            if self.feature_map.temperature != 1.0:
+                positions = positions / self.feature_map.temperature
+            wanted = torch.is_grad_enabled() and any(
+                x.requires_grad for x in (q, k, values, positions)
+            )
+            plain = wanted or q.device.type != "cpu" or must_be_plain(q)
+            form = _softmax_form if plain else blockwise_attention
+            return form(q, k, values, positions, tilt, key_mask).to(v.dtype)
+        phi_q, phi_k = full.features(q, k, key_mask)
+        return linear_attention(phi_q, phi_k, values, key_mask).to(v.dtype)
+
+
+def mean_key_particle(positions: Tensor) -> Tensor:
+    """Average the key particles without their offsets, `mean_l u_l`."""
+    half = positions.shape[-1] // 2
+    return positions[..., half:-1].mean(dim=-2)
+
+
+def _append_one(x: Tensor) -> Tensor:
+    return torch.cat([x, torch.ones_like(x[..., :1])], dim=-1)
+
+
+def key_weight(k: Tensor, tilt: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Evaluate `exp(t . k)`, the largest of a sequence one, padding zero."""
+    exponent = k @ tilt.unsqueeze(-1)  # (batch, heads, n, 1)
+    if key_mask is not None:
+        hidden = ~key_mask[:, None, :, None]
+        exponent = exponent.masked_fill(hidden, torch.finfo(k.dtype).min)
+    weight = (exponent - exponent.detach().amax(dim=-2, keepdim=True)).exp()
+    # In a sequence of padding alone every exponent is the largest.
+    return weight if key_mask is None else weight.masked_fill(hidden, 0)
+
+
+class LinearisedHeads(nn.Module):
+    """Attention of given queries, keys and values with learned features.
+
+    Parameters
+    ----------
+    num_heads, head_dim
+        How many heads, and of which width.
+    n_features
+        Particles of each head.
+    feature_map
+        The name of a positive map.
+    exact_heads
+        Numbers of the heads that keep softmax, and its quadratic cost.
+
+    Attributes
+    ----------
+    particles : torch.nn.Parameter
+        Positions `(num_heads, n_features, 2 head_dim + 2)`, zero until they are
+        learned; they receive no gradient unless unfrozen.
+    tilt : torch.Tensor
+        A buffer of shape `(num_heads, head_dim)`.
+
+    Examples
+    --------
+    >>> heads = LinearisedHeads(2, 4, n_features=8)
+    >>> x = torch.ones(1, 2, 3, 4)
+    >>> heads(x, x, x).shape
+    torch.Size([1, 2, 3, 4])
+    """
+
+    particles: nn.Parameter
+    tilt: Tensor
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        *,
+        n_features: int = 64,
+        feature_map: str = "softmaxfeat",
+        exact_heads: Sequence[int] = (),
+    ) -> None:
+        super().__init__()
+        check_count("n_features", n_features)
+        self.num_heads, self.head_dim = num_heads, head_dim
+        self.map_name = feature_map
+        self.feature_map = as_positive_map(feature_map)
+        self.exact_heads = check_heads(exact_heads, num_heads)
+        self.learned_heads = tuple(
+            head for head in range(num_heads) if head not in self.exact_heads
+        )
+        rows = torch.zeros(num_heads, n_features, 2 * head_dim + 2)
+        self.particles = nn.Parameter(rows, requires_grad=False)
+        self.register_buffer("tilt", torch.zeros(num_heads, head_dim))
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Attend.
+
+        Parameters
+        ----------
+        q, k, v
+            Shape `(batch, heads, n, dim)`, as they come from the projections.
+        key_mask
+            Shape `(batch, n)`, True = real token; None if all are.
+        bias
+            Added to the scores of exact heads; learned heads cannot express it.
+
+        Returns
+        -------
+        Tensor
+            Shape `(batch, heads, n, dim)`.
+        """
+        if not self.exact_heads:
+            return self._head_particles().attend(q, k, v, key_mask)
+        out = torch.empty_like(v[:, :, :1]).expand_as(q).clone()
+        learned, exact = list(self.learned_heads), list(self.exact_heads)
+        mask = None if key_mask is None else key_mask[:, None, None, :]
+        if bias is not None:
+            low = torch.finfo(bias.dtype).min
+            added = bias[:, exact]
+            mask = added if mask is None else added.masked_fill(~mask, low)
+        out[:, exact] = functional.scaled_dot_product_attention(
+            q[:, exact], k[:, exact], v[:, exact], attn_mask=mask
+        )
+        if learned:
+            operands = q[:, learned], k[:, learned], v[:, learned]
+            particles = self._head_particles(learned)
+            out[:, learned] = particles.attend(*operands, key_mask)
+        return out
+
+    def weights(self, q: Tensor, k: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """Write out the matrix that `forward` multiplies the values with.
+
+        Parameters
+        ----------
+        q, k, key_mask
+            As in `forward`.
+
+        Returns
+        -------
+        Tensor
+            Shape `(batch, heads, n, n)`.
+        """
+        rows = self._head_particles().rows(q, k, key_mask)
+        if not self.exact_heads:
+            return rows
+        exact = torch.zeros(self.num_heads, dtype=torch.bool, device=rows.device)
+        exact[list(self.exact_heads)] = True
+        softmax = softmax_rows(q, k, key_mask)
+        return torch.where(exact[:, None, None], softmax, rows)
+
+    def _head_particles(self, heads: list[int] | slice = slice(None)) -> HeadParticles:
+        return HeadParticles(self.particles[heads], self.tilt[heads], self.feature_map)
+
+    def extra_repr(self) -> str:
+        """Show the settings."""
+        heads, features, _ = self.particles.shape
+        shown = f"heads={heads}, n_features={features}, feature_map={self.map_name!r}"
+        return shown + (f", exact_heads={self.exact_heads}" if self.exact_heads else "")
+
+
+def check_heads(heads: Sequence[int], num_heads: int) -> tuple[int, ...]:
+    """Sort the numbers of heads, or say which one there is not."""
+    for head in heads:
+        if check_count("keep_exact", head, at_least=0) >= num_heads:
+            raise ParameterError(
+                f"`keep_exact` must name heads from 0 to {num_heads - 1}; got {head}."
+            )
+    return tuple(sorted({int(head) for head in heads}))
+
+
+def softmax_rows(
+    q: Tensor, k: Tensor, key_mask: Tensor | None, bias: Tensor | None = None
+) -> Tensor:
+    """Write out the rows of softmax attention, `softmax(q k' / sqrt(d) + bias)`."""
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    if bias is not None:
+        scores = scores + bias
+    if key_mask is not None:
+        low = torch.finfo(scores.dtype).min
+        scores = scores.masked_fill(~key_mask[:, None, None, :], low)
+    return scores.softmax(dim=-1)
+
+
+class LinearisedAttention(AbstractAttention):
+    """`torch.nn.MultiheadAttention` with its weights and learned features.
+
+    Parameters
+    ----------
+    attention
+        torch's layer; its parameters are taken over, not copied.
+    n_features, feature_map, exact_heads
+        As in `LinearisedHeads`.
+
+    Examples
+    --------
+    >>> layer = LinearisedAttention(nn.MultiheadAttention(8, 2), n_features=4)
+    >>> x = torch.ones(3, 1, 8)
+    >>> layer(x, x, x, need_weights=False)[0].shape
+    torch.Size([3, 1, 8])
+    """
+
+    def __init__(
+        self,
+        attention: nn.MultiheadAttention,
+        *,
+        n_features: int = 64,
+        feature_map: str = "softmaxfeat",
+        exact_heads: Sequence[int] = (),
+    ) -> None:
+        super().__init__(
+            attention.embed_dim,
+            attention.num_heads,
+            dropout=attention.dropout,
+            bias=attention.in_proj_bias is not None,
+            kdim=attention.kdim,
+            vdim=attention.vdim,
+            batch_first=attention.batch_first,
+            device=attention.out_proj.weight.device,
+            dtype=attention.out_proj.weight.dtype,
+        )
+        self.out_proj = attention.out_proj
+        for name, parameter in attention.named_parameters(recurse=False):
+            setattr(self, name, parameter)
+        self.coulomb = LinearisedHeads(
+            self.num_heads,
+            self.head_dim,
+            n_features=n_features,
+            feature_map=feature_map,
+            exact_heads=exact_heads,
+        )
+        self.train(attention.training)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, causal: bool
+    ) -> Tensor:
+        self._refuse_causal(causal)
+        out: Tensor = self.coulomb(q, k, v, key_mask)
+        return functional.dropout(out, self.dropout, self.training)
+
+    def weights(
+        self, q: Tensor, k: Tensor, key_mask: Tensor | None, *, causal: bool
+    ) -> Tensor:
+        self._refuse_causal(causal)
+        return self.coulomb.weights(q, k, key_mask)
+
+    def _refuse_causal(self, causal: bool) -> None:
+        if causal:
+            raise ParameterError(
+                "`is_causal` must be False for a linearised encoder; got True. Swap "
+                "the layers of a decoder with coulomb.attention.replace_attention."
+            )
+
+
+def _softmax_form(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    tilt: Tensor,
+    key_mask: Tensor | None,
+) -> Tensor:
+    # As in `blockwise_attention`, in operations that can be differentiated. Heads
+    # first: one product of each head, and no particles repeated for every sequence.
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    for_queries, for_keys = positions.chunk(2, dim=-1)
+    flat = k.reshape(len(k), -1, k.shape[-1]).transpose(1, 2)
+    exponent = torch.bmm(tilt.unsqueeze(1), flat).view(*k.shape[:3], 1)
+    if key_mask is not None:
+        hidden = ~key_mask.unsqueeze(-1)
+        exponent = exponent.masked_fill(hidden, torch.finfo(k.dtype).min)
+    weight = (exponent - exponent.detach().amax(dim=-2, keepdim=True)).exp()
+    if key_mask is not None:
+        weight = weight.masked_fill(hidden, 0)
+    phi = _logits(k, for_keys).softmax(dim=-1)
+    sums = phi.transpose(-1, -2) @ torch.cat([v * weight, weight], dim=-1)
+    total = sums[..., -1:].clamp_min(torch.finfo(sums.dtype).tiny)
+    offset = total.log().transpose(-1, -2)
+    phi = (_logits(q, for_queries) + offset).softmax(dim=-1)
+    return (phi @ (sums[..., :-1] / total)).transpose(0, 1)
+
+
+def _by_head(x: Tensor, columns: Tensor) -> Tensor:
+    flat = x.reshape(x.shape[0], -1, x.shape[-1])
+    return torch.bmm(flat, columns).view(*x.shape[:-1], -1)
+
+
+def _logits(x: Tensor, rows: Tensor) -> Tensor:
+    dim = x.shape[-1]
+    offset = rows[..., dim][:, None, None, :]
+    return _by_head(x, rows[..., :dim].transpose(-1, -2)) + offset
+
+
+def key_weights(k: Tensor, tilt: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Evaluate `t . k`, less the largest of the sequence, and its exponential."""
+    flat = k.reshape(len(k), -1, k.shape[-1])
+    # A row times a matrix: libraries are slower by times at a matrix times a column.
+    exponent = torch.bmm(tilt.unsqueeze(1), flat.transpose(1, 2)).view(k.shape[:3])
+    if mask is None:
+        exponent -= exponent.amax(dim=-1, keepdim=True)
+        return exponent, exponent.exp()
+    hidden = ~mask
+    exponent.masked_fill_(hidden, torch.finfo(k.dtype).min)
+    exponent -= exponent.amax(dim=-1, keepdim=True)
+    weight = exponent.exp().masked_fill_(hidden, 0)
+    return exponent.masked_fill_(hidden, 0), weight
+
+
+def blockwise_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    tilt: Tensor,
+    key_mask: Tensor | None = None,
+) -> Tensor:
+    """Attend with `softmaxfeat` of temperature one; the fast form, without gradients.
+
+    `phi(q)' G / phi(q)' z = softmax(log phi(q) + log z) (G / z)`: a mean, over
+    features, of mean values. Nothing is left to divide by.
+    """
+    batch, heads, n, _ = q.shape
+    n_features = positions.shape[1]
+    out = v.new_empty(batch, n, heads, v.shape[-1]).transpose(1, 2)
+    longest = max(n, k.shape[2], 1)
+    step = max(1, _ELEMENTS // (heads * n_features * longest))
+    rows = longest
+    if step == 1:
+        rows = max(_ROWS, _ELEMENTS // (heads * n_features) // _ROWS * _ROWS)
+    size = min(step, batch) * heads * min(rows, longest)
+    room = v.new_empty(size * (n_features + v.shape[-1] + 1))
+    for start in range(0, batch, step):
+        some = slice(start, start + step)
+        mask = None if key_mask is None else key_mask[some]
+        case = _Case(q[some], k[some], v[some], positions, tilt, mask, rows, room)
+        case.write(out[some])
+    return out
+
+
+class _Case:
+    # Some sequences: several that fit a block together, or one.
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        tilt: Tensor,
+        mask: Tensor | None,
+        rows: int,
+        room: Tensor,
+    ) -> None:
+        self.q, self.k, self.v = q, k, v
+        self.for_queries, self.for_keys = positions.chunk(2, dim=-1)
+        _, weight = key_weights(k.transpose(0, 1), tilt, mask)
+        self.weight = weight.transpose(0, 1).unsqueeze(-1)  # (batch, heads, n, 1)
+        self.rows, self.room = rows, room
+
+    def write(self, out: Tensor) -> None:
+        means, offset = self._sums()
+        for start in range(0, self.q.shape[2], self.rows):
+            block = self.q[:, :, start : start + self.rows]
+            phi = self._features(block, self.for_queries, offset)
+            part = out[:, :, start : start + self.rows]
+            if len(part) == 1:
+                torch.bmm(phi, means, out=part[0])
+            else:
+                part.copy_(_split(torch.bmm(phi, means), part))
+
+    def _sums(self) -> tuple[Tensor, Tensor]:
+        batch, heads, length, dim_v = self.v.shape
+        offset = _repeat(self.for_keys[..., -1:].transpose(1, 2), batch)
+        shape = batch * heads, dim_v + 1, self.for_keys.shape[1]
+        sums = self.v.new_zeros(shape)
+        for start in range(0, length, self.rows):
+            cut = slice(start, start + self.rows)
+            phi = self._features(self.k[:, :, cut], self.for_keys, offset)
+            used = phi.numel()
+            count = phi.shape[0] * phi.shape[1] * (dim_v + 1)
+            values = self.room[used : used + count].view(*phi.shape[:2], dim_v + 1)
+            by_head, weight = _split(values, self.v), self.weight[:, :, cut]
+            torch.mul(self.v[:, :, cut], weight, out=by_head[..., :dim_v])
+            by_head[..., dim_v:] = weight
+            sums.baddbmm_(values.transpose(1, 2), phi)
+        total = sums[:, -1:].clamp_min(torch.finfo(sums.dtype).tiny)
+        offset = _repeat(self.for_queries[..., -1:].transpose(1, 2), batch)
+        offset = offset + total.log()
+        return (sums[:, :-1] / total).transpose(1, 2), offset
+
+    def _features(self, x: Tensor, particles: Tensor, offset: Tensor) -> Tensor:
+        batch, heads, rows, dim = x.shape
+        n_features = particles.shape[1]
+        flat = x.transpose(0, 1).reshape(heads, batch * rows, dim)
+        columns = particles[..., :dim].transpose(1, 2)
+        logits = self.room[: flat.shape[1] * heads * n_features]
+        by_head = logits.view(heads, batch * rows, n_features)
+        logits = logits.view(heads * batch, rows, n_features)
+        if batch == 1:
+            torch.baddbmm(offset, flat, columns, out=by_head)
+        else:
+            torch.bmm(flat, columns, out=by_head)
+            logits += offset
+        return torch.softmax(logits, dim=-1, out=logits)
+
+
+def _repeat(x: Tensor, batch: int) -> Tensor:
+    # The sequences of a head follow one another.
+    return x if batch == 1 else x.repeat_interleave(batch, dim=0)
+
+
+def _split(block: Tensor, like: Tensor) -> Tensor:
+    batch, heads = like.shape[:2]
+    return block.view(heads, batch, *block.shape[1:]).transpose(0, 1)

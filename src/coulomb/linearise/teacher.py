@@ -1,0 +1,519 @@
+"""The teacher: a softmax encoder, the texts it reads, and what its layers see of them.
+
+An encoder is a stack of blocks that can be run one at a time. The blocks are called as
+the model calls them: what the first one receives beside the hidden states (masks,
+position biases) is caught once per batch and used for all.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from coulomb._support.errors import ParameterError, ParameterTypeError
+from coulomb.attention import AbstractAttention
+from coulomb.linearise.heads import softmax_rows
+
+if TYPE_CHECKING:
+    from coulomb.linearise.fit import LineariseSettings
+
+# Self-attention of transformers, with the names of its projections.
+PROJECTIONS = {
+    "BertSelfAttention": ("query", "key", "value"),
+    "RobertaSelfAttention": ("query", "key", "value"),
+    "DistilBertSelfAttention": ("q_lin", "k_lin", "v_lin"),
+    "MPNetSelfAttention": ("q", "k", "v"),
+    "LinearisedMPNetSelfAttention": ("q", "k", "v"),
+}
+FAMILIES = ("BERT", "DistilBERT", "MPNet", "RoBERTa")
+MODEL_TYPES = ("bert", "roberta", "distilbert", "mpnet")
+
+_LONGEST = 512
+
+# The teacher's hidden states of all blocks; those of more texts are made again.
+KEPT_BYTES = 3 << 27
+
+# A text of a plain function's tokenizer has about one token for so many characters.
+_CHARACTERS = 4
+
+Batch = Mapping[str, Tensor]
+Tokenizer = Callable[..., Any]
+
+
+class Rows(NamedTuple):
+    """Queries, keys and values of some sequences, as the teacher makes them."""
+
+    q: Tensor  # (batch, heads, n, dim), the queries that are compared
+    k: Tensor  # (batch, heads, m, dim)
+    v: Tensor  # (batch, heads, m, dim_v)
+    query_mask: Tensor  # (batch, n)
+    key_mask: Tensor  # (batch, m)
+    bias: Tensor | None = None  # (batch or 1, heads, n, m)
+
+    @property
+    def operands(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys, and which keys are real."""
+        return self.q, self.k, self.key_mask
+
+    def softmax(self) -> Tensor:
+        """Write out softmax attention, shape `(batch, heads, n, m)`."""
+        return softmax_rows(*self.operands, self.bias)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Average over real queries."""
+        weights = self.query_mask.unsqueeze(1).to(values.dtype)
+        return (values * weights).sum(dim=(0, 2)) / weights.sum().clamp_min(1)
+
+    def some_queries(self, count: int, *, generator: torch.Generator) -> "Rows":
+        """Keep some of the queries, the same of each sequence."""
+        n = self.q.shape[2]
+        if n <= count:
+            return self
+        chosen = torch.randperm(n, generator=generator)[:count]
+        bias = None if self.bias is None else self.bias[:, :, chosen]
+        mask = self.query_mask[:, chosen]
+        return self._replace(q=self.q[:, :, chosen], query_mask=mask, bias=bias)
+
+
+class Seen(NamedTuple):
+    """What an attention layer received."""
+
+    x: Tensor  # (batch, n, dim)
+    key_mask: Tensor  # (batch, n), True = real token
+    bias: Tensor | None  # added to the scores
+    projected: Sequence[Tensor] = ()  # queries, keys and values, where they are seen
+
+
+class Call(NamedTuple):
+    """What a block is called with beside the hidden states."""
+
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One attention layer of an encoder."""
+
+    name: str
+    module: nn.Module
+
+    @property
+    def num_heads(self) -> int:
+        """How many heads it has."""
+        for name in ("num_attention_heads", "n_heads", "num_heads"):
+            if hasattr(self.module, name):
+                return int(getattr(self.module, name))
+        raise AttributeError(f"{type(self.module).__name__} tells no number of heads")
+
+    @property
+    def projections(self) -> list[nn.Module]:
+        """The layers that make queries, keys and values, where there are such."""
+        names = PROJECTIONS.get(type(self.module).__name__, ())
+        return [getattr(self.module, name) for name in names]
+
+    def project(self, seen: Seen) -> list[Tensor]:
+        """Give queries, keys and values by head."""
+        parts = seen.projected
+        if not parts:
+            layer: Any = self.module
+            joint = functional.linear(seen.x, layer.in_proj_weight, layer.in_proj_bias)
+            parts = joint.chunk(3, dim=-1)
+        shape = (*seen.x.shape[:-1], self.num_heads, -1)
+        return [part.view(shape).transpose(1, 2) for part in parts]
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Tell whether a module is self-attention that can be linearised, or was."""
+    if isinstance(module, AbstractAttention):
+        return hasattr(module, "coulomb")
+    ours_or_theirs = type(module).__module__.startswith(("transformers.", "coulomb."))
+    return type(module) is nn.MultiheadAttention or (
+        ours_or_theirs and type(module).__name__ in PROJECTIONS
+    )
+
+
+class _Reached(Exception):
+    """Carries what the first block was called with."""
+
+
+class Stack(nn.Module):
+    """The blocks of an encoder, run one after the other.
+
+    Examples
+    --------
+    >>> layer = nn.TransformerEncoderLayer(8, 2, batch_first=True)
+    >>> stack = Stack(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False))
+    >>> [site.name for site in stack.sites]
+    ['layers.0.self_attn', 'layers.1.self_attn', 'layers.2.self_attn']
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        name, self.blocks = _find_blocks(model)
+        # A tuple hides the model from torch: its parameters are not the stack's.
+        self._model = (model,)
+        self.sites = [
+            Site(f"{name}.{number}.{inner}", module)
+            for number, block in enumerate(self.blocks)
+            for inner, module in block.named_modules()
+            if is_attention(module)
+        ]
+
+    @property
+    def model(self) -> nn.Module:
+        """The encoder the blocks belong to."""
+        return self._model[0]
+
+    @property
+    def batch_first(self) -> bool:
+        """Whether hidden states are `(batch, n, dim)`."""
+        return bool(getattr(self.sites[0].module, "batch_first", True))
+
+    def begin(self, batch: Batch) -> tuple[Tensor, Call]:
+        """Call the model up to its first block."""
+
+        def stop(_: nn.Module, arguments: tuple[Any, ...], keywords: Any) -> None:
+            raise _Reached(arguments, dict(keywords))
+
+        handle = self.blocks[0].register_forward_pre_hook(stop, with_kwargs=True)
+        try:
+            with _no_fast_path():
+                self.model(**self._on_device(batch))
+        except _Reached as reached:
+            arguments, keywords = reached.args
+        else:
+            raise ParameterError(
+                "`model` must call its own blocks; got "
+                f"{type(self.model).__name__}, which called none of them."
+            )
+        finally:
+            handle.remove()
+        if arguments:
+            return arguments[0], Call(arguments[1:], keywords)
+        first = next(iter(inspect.signature(self.blocks[0].forward).parameters))
+        return keywords.pop(first), Call((), keywords)
+
+    def _on_device(self, batch: Batch) -> Batch:
+        place = next(self.model.parameters()).device
+        return {name: value.to(place) for name, value in batch.items()}
+
+    def run_block(self, number: int, hidden: Tensor, call: Call) -> Tensor:
+        """Call one block."""
+        with _no_fast_path():
+            out = self.blocks[number](hidden, *call.arguments, **call.keywords)
+        return out[0] if isinstance(out, tuple) else out
+
+    def observe_block(
+        self, number: int, hidden: Tensor, call: Call
+    ) -> tuple[Seen, Tensor]:
+        """Call one block, and keep what its attention layer received."""
+        caught: list[Seen] = []
+        made: dict[nn.Module, Tensor] = {}
+        site = self.sites[number]
+        module = site.module
+
+        def keep(_: nn.Module, arguments: tuple[Any, ...], keywords: Any) -> None:
+            signature = inspect.signature(module.forward)
+            bound = signature.bind_partial(*arguments, **keywords)
+            caught.append(_seen(module, bound.arguments))
+
+        def keep_projected(layer: nn.Module, _: Any, out: Tensor) -> None:
+            made[layer] = out
+
+        handles = [module.register_forward_pre_hook(keep, with_kwargs=True)]
+        handles += [
+            layer.register_forward_hook(keep_projected) for layer in site.projections
+        ]
+        try:
+            after = self.run_block(number, hidden, call)
+        finally:
+            for handle in handles:
+                handle.remove()
+        projected = [made[layer] for layer in site.projections]
+        return caught[0]._replace(projected=projected), after
+
+    def forward(self, hidden: Tensor, call: Call) -> list[Tensor]:
+        """Call all blocks."""
+        states = []
+        for number in range(len(self.blocks)):
+            hidden = self.run_block(number, hidden, call)
+            states.append(hidden)
+        return states
+
+    def tokens(self, batch: Batch) -> Tensor:
+        """Tell which tokens of a batch are real."""
+        if "attention_mask" in batch:
+            return self._on_device(batch)["attention_mask"].bool()
+        return self.observe_block(0, *self.begin(batch))[0].key_mask
+
+
+def _find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList)
+        and len(module)
+        and all(sum(map(is_attention, b.modules())) == 1 for b in module)
+    ]
+    if len(found) != 1:
+        raise ParameterError(
+            "`model` must be an encoder with one list of blocks that have one "
+            "attention layer each, torch's or that of "
+            f"{', '.join(FAMILIES)}; got {type(model).__name__} with {len(found)} such "
+            "lists."
+        )
+    return found[0]
+
+
+def _seen(module: nn.Module, arguments: Mapping[str, Any]) -> Seen:
+    if isinstance(module, nn.MultiheadAttention | AbstractAttention):
+        if arguments.get("attn_mask") is not None or arguments.get("is_causal"):
+            raise ParameterError(
+                "`model` must be an encoder whose tokens all see each other; got a "
+                "layer that is called with `attn_mask`."
+            )
+        x = arguments["query"]
+        x = x if module.batch_first else x.transpose(0, 1)
+        mask = arguments.get("key_padding_mask")
+        if mask is not None:
+            mask = ~(mask < 0 if mask.is_floating_point() else mask)
+    else:
+        x, mask = arguments["hidden_states"], arguments.get("attention_mask")
+        mask = None if mask is None else real_tokens(mask)
+    if mask is None:
+        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    return Seen(x, mask.expand(x.shape[:2]), arguments.get("position_bias"))
+
+
+def real_tokens(mask: Tensor) -> Tensor:
+    """Read the padding out of a mask of transformers.
+
+    Examples
+    --------
+    >>> real_tokens(torch.tensor([[[[0.0, -3e38]]]]))
+    tensor([[ True, False]])
+    """
+    if mask.dim() == 2:
+        return mask.bool()
+    keys = mask[:, 0, -1]
+    if keys.is_floating_point():
+        return keys > torch.finfo(keys.dtype).min / 4
+    return keys.bool()
+
+
+@contextmanager
+def _no_fast_path() -> Iterator[None]:
+    """Keep torch's encoder layers from going around their attention layer."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Turn dropout off in the block, and every module back to its own mode after it."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def as_teacher(model: nn.Module) -> Stack:
+    """Find the blocks of an encoder with softmax attention."""
+    if not isinstance(model, nn.Module):
+        raise ParameterTypeError(
+            f"`model` must be a torch module; got {type(model).__name__}. Load a saved "
+            "one with transformers.AutoModel.from_pretrained."
+        )
+    if is_pretrained(model):
+        check_family(model)
+    return Stack(model)
+
+
+def is_pretrained(model: nn.Module) -> bool:
+    """Tell whether a model is one of Hugging Face transformers."""
+    return any(c.__name__ == "PreTrainedModel" for c in type(model).__mro__)
+
+
+def check_family(model: Any) -> None:
+    """Refuse models of transformers whose attention is something else."""
+    kind = str(getattr(model.config, "model_type", ""))
+    if kind.startswith("coulomb-"):
+        raise ParameterError(
+            "`model` must have softmax attention; got one that is linearised already."
+        )
+    if kind not in MODEL_TYPES:
+        raise ParameterError(
+            f"`model` must be of one of the families {', '.join(FAMILIES)}, or an "
+            f"encoder of torch.nn.MultiheadAttention; got {type(model).__name__}."
+        )
+    if getattr(model.config, "is_decoder", False):
+        raise ParameterError(
+            "`model` must be an encoder; got one with is_decoder=True."
+        )
+
+
+class Recording:
+    """What the blocks of an encoder make of some batches, one block after the other.
+
+    Hidden states are kept of as many batches as there is room for.
+    """
+
+    def __init__(
+        self, stack: Stack, batches: Sequence[Batch], most_bytes: int = KEPT_BYTES
+    ) -> None:
+        self.stack, self.batches, self.most_bytes = stack, batches, most_bytes
+        self.kept: list[list[Tensor]] = []
+
+    @torch.no_grad()
+    def layers(self) -> Iterator[list[Rows]]:
+        """Run block after block on all batches, and give what its attention compares.
+
+        Only the hidden states between two blocks have to be held.
+        """
+        states = [self.stack.begin(batch) for batch in self.batches]
+        n_blocks = len(self.stack.blocks)
+        sizes = accumulate(n_blocks * hidden.nbytes for hidden, _ in states)
+        self.kept = [[] for size in sizes if size <= self.most_bytes]
+        for number, site in enumerate(self.stack.sites):
+            rows = []
+            for i, (hidden, call) in enumerate(states):
+                seen, hidden = self.stack.observe_block(number, hidden, call)
+                states[i] = hidden, call
+                if i < len(self.kept):
+                    self.kept[i].append(hidden)
+                # Head after head: one product evaluates the features of a head's
+                # tokens.
+                q, k, v = (
+                    part.transpose(0, 1).contiguous().transpose(0, 1)
+                    for part in site.project(seen)
+                )
+                rows.append(Rows(q, k, v, seen.key_mask, seen.key_mask, seen.bias))
+            yield rows
+
+    @torch.no_grad()
+    def states(self, number: int) -> list[Tensor]:
+        """Give the hidden states of a batch after every block, or make them again."""
+        if number < len(self.kept) and len(self.kept[number]) == len(self.stack.blocks):
+            return self.kept[number]
+        states: list[Tensor] = self.stack(*self.stack.begin(self.batches[number]))
+        return states
+
+
+class Corpus(NamedTuple):
+    """Batches to learn from, and batches to look at."""
+
+    fit: list[Batch]
+    held_out: list[Batch]
+    n_texts: int
+    n_held_out: int
+
+
+def make_corpus(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    settings: "LineariseSettings",
+    *,
+    generator: torch.Generator,
+) -> Corpus:
+    """Draw texts, hold a tenth out, join some to long ones, and cut into batches."""
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise ParameterTypeError(
+            f"`texts` must be a sequence of strings; got {type(texts).__name__}."
+        )
+    texts = [text for text in texts if text.strip()]
+    if len(texts) < 4:
+        raise ParameterError(
+            f"`texts` must have at least 4 texts that are not blank; got {len(texts)}."
+        )
+    max_length = settings.max_length or longest_text(model)
+    order = torch.randperm(len(texts), generator=generator).tolist()
+    sizes = _sizes(tokenizer, [texts[i] for i in order], max_length)
+    kept: list[tuple[str, int]] = []
+    total = 0
+    for i, size in zip(order, sizes, strict=True):
+        if kept and total + size > settings.max_tokens:
+            continue
+        kept.append((texts[i], size))
+        total += size
+    if len(kept) < 4:
+        raise ParameterError(
+            "`max_tokens` must have room for four texts at least; got "
+            f"{settings.max_tokens} for texts of up to {max(sizes)} tokens."
+        )
+    n_held = max(1, len(kept) // 10)
+    parts = []
+    for part in (kept[n_held:], kept[:n_held]):
+        mixed = _with_long_texts(part, max_length, settings.long_share)
+        groups = _group_by_length(mixed, settings.batch_tokens)
+        parts.append([encode(tokenizer, group, max_length) for group in groups])
+    return Corpus(parts[0], parts[1], len(kept), n_held)
+
+
+def longest_text(model: Any) -> int:
+    """Tell how long texts may be that are learned from."""
+    config = getattr(model, "config", None)
+    count = int(getattr(config, "max_position_embeddings", _LONGEST))
+    if getattr(config, "model_type", "") in ("roberta", "mpnet"):
+        count -= 2  # their positions begin behind that of the padding
+    return min(_LONGEST, count)
+
+
+def _is_pretrained_tokenizer(tokenizer: Tokenizer) -> bool:
+    return hasattr(tokenizer, "pad") and hasattr(tokenizer, "model_max_length")
+
+
+def _sizes(tokenizer: Tokenizer, texts: list[str], max_length: int) -> list[int]:
+    if not _is_pretrained_tokenizer(tokenizer):
+        return [min(max_length, 2 + len(text) // _CHARACTERS) for text in texts]
+    ids = tokenizer(texts, truncation=True, max_length=max_length, padding=False)
+    return [len(row) for row in ids["input_ids"]]
+
+
+def _with_long_texts(
+    part: list[tuple[str, int]], max_length: int, share: float
+) -> list[tuple[str, int]]:
+    """Join short texts until long ones have their share of the tokens."""
+    long = [pair for pair in part if pair[1] > max_length // 4]
+    short = [pair for pair in part if pair[1] <= max_length // 4]
+    missing = share * sum(size for _, size in part) - sum(size for _, size in long)
+    joined = []
+    while missing > 0 and len(short) > 1:
+        words, length = short.pop()
+        while short and length < max_length:
+            text, size = short.pop()
+            words, length = f"{words} {text}", length + size
+        joined.append((words, min(length, max_length)))
+        missing -= length
+    return short + long + joined
+
+
+def _group_by_length(part: list[tuple[str, int]], batch_tokens: int) -> list[list[str]]:
+    groups: list[list[str]] = [[]]
+    for text, size in sorted(part, key=lambda pair: pair[1]):
+        if groups[-1] and (len(groups[-1]) + 1) * size > batch_tokens:
+            groups.append([])
+        groups[-1].append(text)
+    return groups
+
+
+def encode(tokenizer: Tokenizer, texts: list[str], max_length: int) -> Batch:
+    """Make the keyword arguments of the model for some texts."""
+    if not _is_pretrained_tokenizer(tokenizer):
+        return dict(tokenizer(texts))
+    options = {"truncation": True, "max_length": max_length, "padding": True}
+    return dict(tokenizer(texts, return_tensors="pt", **options))
