@@ -13,7 +13,7 @@ import torch
 
 from coulomb import Ball, Hamiltonian, Particles, Riesz
 from coulomb.dynamics.langevin import ProjectedLangevin
-from coulomb.dynamics.loop import RunSettings, load_run, proceed, save_run, start
+from coulomb.dynamics.loop import RunSettings, init_run, load_run, run, save_run
 from coulomb.objectives import FourierAlignment, Sample
 
 
@@ -27,15 +27,15 @@ def main():
 
     def begin():
         seeded = torch.Generator().manual_seed(1)
-        return start(sampler, Particles(positions), generator=seeded)
+        return init_run(sampler, Particles(positions), generator=seeded)
 
-    whole = proceed(begin(), sampler, energy, RunSettings(max_steps=400))
+    whole = run(begin(), sampler, energy, RunSettings(max_steps=400))
 
-    part = proceed(begin(), sampler, energy, RunSettings(max_steps=150))
+    part = run(begin(), sampler, energy, RunSettings(max_steps=150))
     with tempfile.TemporaryDirectory() as folder:
         save_run(part, Path(folder) / "run.safetensors")
         resumed = load_run(Path(folder) / "run.safetensors")
-    proceed(resumed, sampler, energy, RunSettings(max_steps=400))
+    run(resumed, sampler, energy, RunSettings(max_steps=400))
 
     same = torch.equal(whole.particles.positions, resumed.particles.positions)
     first, last = whole.history[0], whole.history[-1]

@@ -74,14 +74,16 @@ def test_force_is_n_times_the_gradient_of_the_value(system, s, prior, make):
         assert float(gradient.view(-1)[index]) == pytest.approx(expected, abs=1e-7)
 
 
-def test_felt_energies(system):
+def test_energies_per_particle(system):
     sample, particles = system
     energy = Hamiltonian(Alignment(sample, Fourier()), Riesz(1.0), strength=0.3)
-    felt = energy.felt_energy(particles)
+    felt = energy.energy_per_particle(particles)
     terms = energy.terms(particles)
     # Each pair is felt by both its particles, but counted once in the value.
     doubled = terms.alignment + 2 * 0.3 * terms.repulsion
     torch.testing.assert_close(felt.mean(), doubled)
+    with pytest.warns(DeprecationWarning, match="energy_per_particle"):
+        assert torch.equal(energy.felt_energy(particles), felt)
 
 
 def test_zero_strength_is_no_interaction(system):

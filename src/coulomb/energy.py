@@ -4,7 +4,8 @@
 force on a particle is `-N grad_k H`.
 """
 
-from dataclasses import dataclass, field
+import warnings
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -140,7 +141,7 @@ class Hamiltonian:
             gradient = gradient + self.prior.field(particles).gradient
         return gradient
 
-    def felt_energy(
+    def energy_per_particle(
         self, particles: Particles, *, generator: torch.Generator | None = None
     ) -> Tensor:
         """Evaluate `h_k = V(w_k) + (lambda/(N-1)) sum_l g(w_k - w_l)`, no prior.
@@ -157,10 +158,32 @@ class Hamiltonian:
         Tensor
             Shape `(*groups, n_particles)`; what Gibbs weights are made of.
         """
-        felt = self.objective.field(particles).potential
+        energy = self.objective.field(particles).potential
         if self.strength:
-            felt = felt + self.strength * self._pairs(particles, generator).potential
-        return felt
+            pairs = self._pairs(particles, generator)
+            energy = energy + self.strength * pairs.potential
+        return energy
+
+    def felt_energy(
+        self, particles: Particles, *, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Call `energy_per_particle`, its name now.
+
+        Parameters
+        ----------
+        particles
+            The configuration.
+        generator
+            For random pair sums.
+
+        Returns
+        -------
+        Tensor
+            Shape `(*groups, n_particles)`.
+        """
+        message = "`felt_energy` is now called `energy_per_particle`."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return self.energy_per_particle(particles, generator=generator)
 
     def batch(self, indices: Tensor) -> "Hamiltonian":
         """Estimate the Hamiltonian from some of the samples.
@@ -178,13 +201,7 @@ class Hamiltonian:
         objective = self.objective
         if not isinstance(objective, AbstractSampled):
             raise TypeError(f"{objective!r} has no samples to take a batch of.")
-        return Hamiltonian(
-            objective.batch(indices),
-            self.interaction,
-            self.strength,
-            self.prior,
-            self.pair_sum,
-        )
+        return replace(self, objective=objective.batch(indices))
 
     def _pairs(
         self, particles: Particles, generator: torch.Generator | None

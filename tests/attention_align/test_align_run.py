@@ -19,9 +19,9 @@ from coulomb.attention.align.problem import PAPER, AlignmentSettings, set_up
 from coulomb.attention.align.run import align
 from coulomb.attention.align.sampler import MOVES, batch_of_step
 from coulomb.domains import Ball
-from coulomb.dynamics.langevin import ProjectedLangevin
-from coulomb.dynamics.loop import RunSettings, load_run, proceed, save_run, start
-from coulomb.dynamics.schedules import Annealed
+from coulomb.dynamics import loop
+from coulomb.dynamics.langevin import Annealed, ProjectedLangevin
+from coulomb.dynamics.loop import RunSettings, load_run, save_run
 from coulomb.dynamics.stopping import StopReason
 from coulomb.energy import Hamiltonian
 from coulomb.features import Particles
@@ -51,9 +51,9 @@ def test_it_is_the_engine_s_own_run():
     energy = Hamiltonian(problem.objective, strength=0.05)
     sampler = ProjectedLangevin(domain=domain, **options)
     particles = Particles(domain.project(positions_of(model)))
-    run = start(sampler, particles, generator=make_generator(3, MOVES))
+    run = loop.init_run(sampler, particles, generator=make_generator(3, MOVES))
     model.eval()
-    expected = proceed(run, sampler, energy, RunSettings(6)).particles.positions
+    expected = loop.run(run, sampler, energy, RunSettings(6)).particles.positions
     result = align(
         model,
         batches,

@@ -18,7 +18,7 @@ from coulomb.interactions import (
     pair_energy,
     pair_sums,
 )
-from coulomb.interactions._tiles import tiled_sum
+from coulomb.interactions.sums import tiled_sum
 
 EXPONENTS = [-1.9, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.7]
 

@@ -7,8 +7,9 @@ import torch
 
 from coulomb._support.errors import DivergedError, FileFormatError, ParameterError
 from coulomb.domains import Ball
+from coulomb.dynamics import loop
 from coulomb.dynamics.langevin import ProjectedLangevin
-from coulomb.dynamics.loop import RunSettings, load_run, proceed, save_run, start
+from coulomb.dynamics.loop import RunSettings, init_run, load_run, save_run
 from coulomb.dynamics.stopping import (
     DISTANCES,
     HeldOut,
@@ -44,8 +45,8 @@ def system():
 def run_to(system, steps, *, batch_size=None, **settings):
     energy, particles, _ = system
     sampler = ProjectedLangevin(0.5, 50.0, Ball(3.0), batch_size=batch_size)
-    run = start(sampler, particles, generator=torch.Generator().manual_seed(7))
-    return sampler, proceed(run, sampler, energy, RunSettings(steps, **settings))
+    run = init_run(sampler, particles, generator=torch.Generator().manual_seed(7))
+    return sampler, loop.run(run, sampler, energy, RunSettings(steps, **settings))
 
 
 def test_history(system):
@@ -76,7 +77,7 @@ def test_resuming_gives_the_same_run_to_the_bit(
     sampler, part = run_to(system, interruption, batch_size=batch_size, **settings)
     save_run(part, tmp_path / "run.safetensors")
     resumed = load_run(tmp_path / "run.safetensors")
-    proceed(resumed, sampler, system[0], RunSettings(40, **settings))
+    loop.run(resumed, sampler, system[0], RunSettings(40, **settings))
     assert torch.equal(resumed.particles.positions, whole.particles.positions)
     assert torch.equal(resumed.particles.phases, whole.particles.phases)
     assert torch.equal(resumed.generator.get_state(), whole.generator.get_state())
@@ -99,9 +100,9 @@ def test_settled_stops_without_noise(system):
     energy, particles, _ = system
     sampler = ProjectedLangevin(0.5, math.inf, Ball(3.0))
     for distance in DISTANCES:
-        run = start(sampler, particles, generator=torch.Generator())
+        run = init_run(sampler, particles, generator=torch.Generator())
         rule = Settled(tol=1e-6, distance=distance)
-        proceed(run, sampler, energy, RunSettings(20_000, stop=[rule]))
+        loop.run(run, sampler, energy, RunSettings(20_000, stop=[rule]))
         assert run.reason is StopReason.SETTLED
         assert run.state.step < 20_000
 
@@ -149,9 +150,9 @@ def test_divergence_is_an_error_with_a_way_out(system):
     _, particles, _ = system
     steep = Hamiltonian(GaussianPrior(1e-6, 1.0))
     sampler = ProjectedLangevin(1e300, math.inf)
-    run = start(sampler, particles, generator=torch.Generator())
+    run = init_run(sampler, particles, generator=torch.Generator())
     with pytest.raises(DivergedError, match="smaller `step_size`"):
-        proceed(run, sampler, steep, RunSettings(50))
+        loop.run(run, sampler, steep, RunSettings(50))
 
 
 class TestDistances:
@@ -206,3 +207,14 @@ def test_messages():
         Settled(tol=1.0, distance="wasserstein")
     with pytest.raises(ParameterError, match="`patience` must be at least 1"):
         HeldOut(patience=0)
+
+
+def test_old_names_still_work(system):
+    sampler = ProjectedLangevin(0.5, 50.0)
+    with pytest.warns(DeprecationWarning, match="now called `init_run`"):
+        begun = loop.start(sampler, system[1], generator=torch.Generator())
+    with pytest.warns(DeprecationWarning, match="now called `run`"):
+        ended = loop.proceed(begun, sampler, system[0], RunSettings(3))
+    assert ended.state.step == 3
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = loop.nothing

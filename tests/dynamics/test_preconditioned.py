@@ -7,9 +7,9 @@ import torch
 
 from coulomb._support.errors import ParameterError
 from coulomb.domains import Ball
-from coulomb.dynamics.langevin import ProjectedLangevin
-from coulomb.dynamics.loop import RunSettings, load_run, proceed, save_run, start
-from coulomb.dynamics.preconditioned import AdamLangevin
+from coulomb.dynamics import loop
+from coulomb.dynamics.langevin import AdamLangevin, ProjectedLangevin
+from coulomb.dynamics.loop import RunSettings, init_run, load_run, save_run
 from coulomb.energy import Hamiltonian
 from coulomb.features import Particles
 from coulomb.interactions import Riesz
@@ -100,20 +100,20 @@ def test_batches_are_drawn_with_the_generator():
 
 def test_a_saved_run_goes_on_to_the_bit(tmp_path):
     sampler, energy = AdamLangevin(0.02, inverse_temperature=1e3), alignment()
-    whole = start(sampler, cloud(), generator=torch.Generator().manual_seed(0))
-    proceed(whole, sampler, energy, RunSettings(max_steps=30))
-    first = start(sampler, cloud(), generator=torch.Generator().manual_seed(0))
-    proceed(first, sampler, energy, RunSettings(max_steps=13))
+    whole = init_run(sampler, cloud(), generator=torch.Generator().manual_seed(0))
+    loop.run(whole, sampler, energy, RunSettings(max_steps=30))
+    first = init_run(sampler, cloud(), generator=torch.Generator().manual_seed(0))
+    loop.run(first, sampler, energy, RunSettings(max_steps=13))
     save_run(first, tmp_path / "run.safetensors")
     again = load_run(tmp_path / "run.safetensors")
     assert set(again.state.memory) == {"mean", "square"}
-    proceed(again, sampler, energy, RunSettings(max_steps=30))
+    loop.run(again, sampler, energy, RunSettings(max_steps=30))
     assert torch.equal(again.particles.positions, whole.particles.positions)
 
 
 def test_runs_of_other_samplers_have_no_memory(tmp_path):
     sampler = ProjectedLangevin(0.1)
-    run = start(sampler, cloud(), generator=torch.Generator())
+    run = init_run(sampler, cloud(), generator=torch.Generator())
     save_run(run, tmp_path / "run.safetensors")
     assert load_run(tmp_path / "run.safetensors").state.memory == {}
 

@@ -8,13 +8,13 @@ import torch
 from coulomb._support.errors import ParameterError
 from coulomb.domains import Ball, Box, Masked, Space, Sphere
 from coulomb.dynamics.langevin import (
+    AdamLangevin,
+    Annealed,
     ProjectedLangevin,
     clip_per_particle,
     samplers,
 )
 from coulomb.dynamics.metropolis import MetropolisLangevin
-from coulomb.dynamics.preconditioned import AdamLangevin
-from coulomb.dynamics.schedules import Annealed
 from coulomb.energy import Hamiltonian
 from coulomb.features import Fourier, Particles
 from coulomb.interactions import RandomBatchSum, Riesz
@@ -339,3 +339,21 @@ def test_messages(generator):
             Hamiltonian(Nothing()),
             generator=generator,
         )
+
+
+@pytest.mark.parametrize("kind", [ProjectedLangevin, AdamLangevin])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_batch_as_large_as_the_data_is_the_data(kind, compiled):
+    """It would otherwise be drawn, and summed, in full."""
+    ends = []
+    for batch_size in (None, 30, 10**12):
+        generator = torch.Generator().manual_seed(1)
+        energy = fourier_energy(generator)
+        options = {"compiled": compiled} if kind is ProjectedLangevin else {}
+        sampler = kind(0.3, batch_size=batch_size, **options)
+        state, _ = sampler.advance(
+            sampler.init(start(generator)), energy, 3, generator=generator
+        )
+        ends.append(state.particles.positions)
+    assert torch.equal(ends[0], ends[1])
+    assert torch.equal(ends[0], ends[2])

@@ -21,7 +21,7 @@ class FileFormatError(CoulombError, ValueError):
 
 
 class DivergedError(CoulombError, ArithmeticError):
-    """The dynamics left the numbers."""
+    """Particles are not finite."""
 
 
 def unknown_name(argument: str, name: object, known: Iterable[str]) -> ParameterError:

@@ -1,4 +1,4 @@
-"""Projected Langevin dynamics, the way particles move.
+"""Langevin dynamics, the way particles move: projected, or preconditioned as in Adam.
 
 `w <- P(w - eta clip(N grad_k H) + sqrt(2 eta / beta) xi)`. The noise is never clipped;
 clipping is per particle, so that the step of one does not depend on the others.
@@ -18,12 +18,101 @@ from coulomb._support.checks import check_count, check_real
 from coulomb._support.errors import ParameterError
 from coulomb._support.registry import Registry
 from coulomb.domains import AbstractDomain, Ball, Masked, Space
-from coulomb.dynamics.schedules import AbstractSchedule, as_schedule
 from coulomb.energy import Hamiltonian
 from coulomb.features import Particles
 from coulomb.interactions import ExactSum, Riesz
 from coulomb.kernels.langevin import langevin_steps
-from coulomb.objectives import AbstractSampled, FourierAlignment, GaussianPrior
+from coulomb.objectives import AbstractSampled, FourierAlignment, GaussianPrior, Sample
+
+
+class AbstractSchedule(ABC):
+    """The inverse temperature as a function of the step."""
+
+    @abstractmethod
+    def __call__(self, step: int) -> float:
+        """Tell the inverse temperature of a step.
+
+        Parameters
+        ----------
+        step
+            Counted from zero.
+
+        Returns
+        -------
+        float
+            Positive, possibly infinite.
+        """
+
+
+@dataclass(frozen=True)
+class Constant(AbstractSchedule):
+    """The same temperature at every step.
+
+    Parameters
+    ----------
+    inverse_temperature
+        `beta`; infinity is gradient flow.
+    """
+
+    inverse_temperature: float
+
+    def __post_init__(self) -> None:
+        check_real(
+            "inverse_temperature", self.inverse_temperature, above=0, infinite=True
+        )
+
+    def __call__(self, step: int) -> float:
+        return self.inverse_temperature
+
+
+@dataclass(frozen=True)
+class Annealed(AbstractSchedule):
+    """Cool geometrically from `start` to `end` over `steps`, then stay.
+
+    Parameters
+    ----------
+    start, end
+        Inverse temperatures, positive and finite.
+    steps
+        How long the cooling takes.
+
+    Examples
+    --------
+    >>> cool = Annealed(start=1.0, end=100.0, steps=10)
+    >>> cool(0), round(cool(5), 9), cool(20)
+    (1.0, 10.0, 100.0)
+    """
+
+    start: float
+    end: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        check_real("start", self.start, above=0)
+        check_real("end", self.end, above=0)
+        check_count("steps", self.steps)
+
+    def __call__(self, step: int) -> float:
+        share = min(step / self.steps, 1.0)
+        if share == 1.0:
+            return self.end
+        return self.start * math.exp(share * math.log(self.end / self.start))
+
+
+def as_schedule(value: "float | AbstractSchedule") -> AbstractSchedule:
+    """Turn a number into a constant schedule.
+
+    Parameters
+    ----------
+    value
+        A number or a schedule.
+
+    Returns
+    -------
+    AbstractSchedule
+        The schedule.
+    """
+    return value if isinstance(value, AbstractSchedule) else Constant(value)
 
 
 class State(NamedTuple):
@@ -180,15 +269,15 @@ class ProjectedLangevin(AbstractSampler):
         self, state: State, energy: Hamiltonian, *, generator: torch.Generator
     ) -> tuple[State, Info]:
         positions = state.particles.positions
-        if self.batch_size is not None:
-            energy = energy.batch(_draw_batch(energy, self.batch_size, generator))
+        energy = _batched(energy, self.batch_size, generator)
         gradient = energy.gradient(state.particles, generator=generator)
-        if isinstance(
-            self.domain, Masked
-        ):  # only allowed coordinates count in the clip
+        if isinstance(self.domain, Masked):
+            # Only allowed coordinates count in the clip.
             gradient = gradient * self.domain.mask
         drift = -self.step_size * clip_per_particle(gradient, self.clip)
-        noise = self._noise_scale(state.step) * _standard_normal(positions, generator)
+        beta = as_schedule(self.inverse_temperature)(state.step)
+        noise = _standard_normal(positions, generator)
+        noise = math.sqrt(2 * self.step_size / beta) * noise
         if self.rates is not None:
             drift = self.rates.unsqueeze(-1) * drift
             noise = self.rates.sqrt().unsqueeze(-1) * noise
@@ -199,7 +288,7 @@ class ProjectedLangevin(AbstractSampler):
             else self.domain.reflect(target)
         )
         info = Info(
-            _mean_square(drift), _mean_square(noise), _mean_square(moved - positions)
+            mean_square(drift), mean_square(noise), mean_square(moved - positions)
         )
         particles = state.particles._replace(positions=moved)
         return State(particles, state.step + 1), info
@@ -215,10 +304,6 @@ class ProjectedLangevin(AbstractSampler):
         if not self._compiles(state, energy):
             return super().advance(state, energy, steps, generator=generator)
         return self._advance_compiled(state, energy, steps, generator)
-
-    def _noise_scale(self, step: int) -> float:
-        beta = as_schedule(self.inverse_temperature)(step)
-        return math.sqrt(2 * self.step_size / beta)
 
     def _compiles(self, state: State, energy: Hamiltonian) -> bool:
         inner = self.domain.domain if isinstance(self.domain, Masked) else self.domain
@@ -249,17 +334,19 @@ class ProjectedLangevin(AbstractSampler):
         assert energy.prior is None or isinstance(energy.prior, GaussianPrior)
         positions = state.particles.positions.detach()
         batches, scale = [], objective.scale
+        batch = _batch_rows(objective, self.batch_size)
+        beta = as_schedule(self.inverse_temperature)
         noise = positions.new_empty((steps, *positions.shape))
         for index, row in enumerate(noise.unbind()):
-            if self.batch_size is not None:
-                batches.append(_draw_batch(energy, self.batch_size, generator))
-            level = self._noise_scale(state.step + index)
+            if batch is not None:
+                batches.append(_draw_rows(objective.sample, batch, generator))
+            level = math.sqrt(2 * self.step_size / beta(state.step + index))
             row.normal_(0.0, level, generator=generator)
         if self.rates is not None:
             noise *= self.rates.sqrt().unsqueeze(-1)
-        if self.batch_size is not None:
+        if batch is not None:
             # Labels come unweighted: 1/B^2, and only B(B-1) pairs are of two draws.
-            scale /= self.batch_size * (self.batch_size - 1)
+            scale /= batch * (batch - 1)
         inner, mask = self.domain, None
         if isinstance(self.domain, Masked):
             inner = self.domain.domain
@@ -268,7 +355,7 @@ class ProjectedLangevin(AbstractSampler):
             positions.contiguous().numpy(),
             noise.numpy(),
             np.full(steps, self.step_size),
-            objective.compiled_data(weighted=self.batch_size is None),
+            objective.compiled_data(weighted=batch is None),
             scale=scale,
             batches=torch.stack(batches).numpy() if batches else None,
             prior_precision=_to_numpy(energy.prior.precision if energy.prior else 0.0),
@@ -283,12 +370,104 @@ class ProjectedLangevin(AbstractSampler):
         )
         info = Info(
             float(moved.drift_squares.mean()),
-            _mean_square(noise),
+            mean_square(noise),
             float(moved.move_squares.mean()),
         )
         positions = torch.from_numpy(moved.positions)
         particles = state.particles._replace(positions=positions)
         return State(particles, state.step + steps), info
+
+
+@samplers.add("adam")
+@dataclass(frozen=True, eq=False)
+class AdamLangevin(AbstractSampler):
+    """Langevin steps preconditioned as in Adam; a flow at infinite `beta`.
+
+    `m <- b1 m + (1 - b1) f`, `v <- b2 v + (1 - b2) f^2` with `f = N grad_k H`, and
+    `w <- P(w - eta m / s + sqrt(2 eta / (beta s)) xi)`, where `s = sqrt(v) + eps` and
+    `m`, `v` are corrected for their start at zero. Where the energy is steep in some
+    coordinates and flat in others, plain steps are as short as the steepest one allows;
+    these are not.
+
+    The preconditioner follows the particles, so that at a finite temperature the law
+    is only near the Gibbs law. Use it to minimise, and `ProjectedLangevin` to sample.
+
+    Parameters
+    ----------
+    step_size
+        `eta`, positive: about the length of a coordinate's first moves.
+    inverse_temperature
+        `beta`, a number or a schedule; infinity is the flow without noise.
+    domain
+        Where particles may be; moves are projected on it.
+    clip
+        The largest norm of a particle's gradient; infinity for no clipping.
+    decay
+        `b1` and `b2`, from 0 to less than 1.
+    floor
+        `eps`, positive.
+    batch_size
+        Samples per step, drawn with replacement; None for all.
+
+    Examples
+    --------
+    >>> from coulomb.objectives import GaussianPrior
+    >>> flow = AdamLangevin(step_size=0.1)
+    >>> energy = Hamiltonian(GaussianPrior(variance=1.0, inverse_temperature=1.0))
+    >>> state = flow.init(Particles(torch.tensor([[1.0, 100.0]])))
+    >>> state, _ = flow.step(state, energy, generator=torch.Generator())
+    >>> state.particles.positions
+    tensor([[ 0.9000, 99.9000]])
+    """
+
+    step_size: float = 0.02
+    inverse_temperature: float | AbstractSchedule = math.inf
+    domain: AbstractDomain = field(default_factory=Space)
+    clip: float = math.inf
+    decay: tuple[float, float] = (0.9, 0.99)
+    floor: float = 1e-8
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        check_real("step_size", self.step_size, above=0)
+        check_real("clip", self.clip, above=0, infinite=True)
+        check_real("floor", self.floor, above=0)
+        as_schedule(self.inverse_temperature)
+        for value in self.decay:
+            check_real("decay", value, at_least=0, below=1)
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size, at_least=2)
+
+    def init(self, particles: Particles) -> State:
+        zero = torch.zeros_like(particles.positions)
+        return State(particles, memory={"mean": zero, "square": zero})
+
+    def step(
+        self, state: State, energy: Hamiltonian, *, generator: torch.Generator
+    ) -> tuple[State, Info]:
+        positions = state.particles.positions
+        energy = _batched(energy, self.batch_size, generator)
+        gradient = energy.gradient(state.particles, generator=generator)
+        mean, square = self._moments(state, clip_per_particle(gradient, self.clip))
+        first, second = (1 - b ** (state.step + 1) for b in self.decay)
+        scale = (square / second).sqrt() + self.floor
+        drift = -self.step_size * (mean / first) / scale
+        beta = as_schedule(self.inverse_temperature)(state.step)
+        noise = _standard_normal(positions, generator)
+        noise = math.sqrt(2 * self.step_size / beta) * noise / scale.sqrt()
+        moved = self.domain.project(positions + drift + noise)
+        info = Info(
+            mean_square(drift), mean_square(noise), mean_square(moved - positions)
+        )
+        particles = state.particles._replace(positions=moved)
+        memory = {"mean": mean, "square": square}
+        return State(particles, state.step + 1, memory), info
+
+    def _moments(self, state: State, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        one, two = self.decay
+        mean = one * state.memory["mean"] + (1 - one) * gradient
+        square = two * state.memory["square"] + (1 - two) * gradient.square()
+        return mean, square
 
 
 def clip_per_particle(gradient: Tensor, clip: float) -> Tensor:
@@ -318,21 +497,36 @@ def clip_per_particle(gradient: Tensor, clip: float) -> Tensor:
     return gradient * torch.where(norm > clip, clip / norm, torch.ones_like(norm))
 
 
-def _draw_batch(
-    energy: Hamiltonian, batch_size: int, generator: torch.Generator
-) -> Tensor:
+def _batched(
+    energy: Hamiltonian, batch_size: int | None, generator: torch.Generator
+) -> Hamiltonian:
+    """Estimate the energy from a batch of the samples, or take all of them."""
     objective = energy.objective
+    if batch_size is None:
+        return energy
     if not isinstance(objective, AbstractSampled):
         raise ParameterError(
             f"`batch_size` needs an objective with samples; got {objective!r}. "
             "Use batch_size=None."
         )
-    weights = objective.sample.weights
-    if weights is None:
-        return torch.randint(objective.sample.size, (batch_size,), generator=generator)
-    return torch.multinomial(
-        weights.double(), batch_size, replacement=True, generator=generator
-    )
+    rows = _batch_rows(objective, batch_size)
+    if rows is None:
+        return energy
+    return energy.batch(_draw_rows(objective.sample, rows, generator))
+
+
+def _batch_rows(objective: AbstractSampled, batch_size: int | None) -> int | None:
+    """Say how many rows to draw; None for all: a batch as large as the data is them."""
+    if batch_size is None or batch_size >= objective.sample.size:
+        return None
+    return batch_size
+
+
+def _draw_rows(sample: Sample, count: int, generator: torch.Generator) -> Tensor:
+    if sample.weights is None:
+        return torch.randint(sample.size, (count,), generator=generator)
+    weights = sample.weights.double()
+    return torch.multinomial(weights, count, replacement=True, generator=generator)
 
 
 def _standard_normal(positions: Tensor, generator: torch.Generator) -> Tensor:
@@ -348,6 +542,7 @@ def _to_numpy(values: Tensor | float | None) -> Any:
     return values.detach().numpy() if isinstance(values, Tensor) else values
 
 
-def _mean_square(vectors: Tensor) -> float:
+def mean_square(vectors: Tensor) -> float:
+    """Average the squared norms of vectors, shape `(..., dim)`."""
     flat = vectors.reshape(-1, vectors.shape[-1])
     return float(torch.linalg.vector_norm(flat)) ** 2 / len(flat)

@@ -5,6 +5,7 @@ state and going on later gives the same trajectory, to the bit.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +97,7 @@ class RunSettings:
         check_count("window", self.window)
 
 
-def start(
+def init_run(
     sampler: AbstractSampler, particles: Particles, *, generator: torch.Generator
 ) -> Run:
     """Begin a run.
@@ -118,14 +119,14 @@ def start(
     return Run(sampler.init(particles), generator)
 
 
-def proceed(
-    run: Run, sampler: AbstractSampler, energy: Hamiltonian, settings: RunSettings
+def run(
+    current: Run, sampler: AbstractSampler, energy: Hamiltonian, settings: RunSettings
 ) -> Run:
     """Go on until a rule or the step limit ends the run.
 
     Parameters
     ----------
-    run
+    current
         Where to go on from; it is changed.
     sampler
         How the particles move.
@@ -146,27 +147,38 @@ def proceed(
     >>> sampler = ProjectedLangevin(0.1, inverse_temperature=math.inf)
     >>> energy = Hamiltonian(GaussianPrior(1.0, inverse_temperature=1.0))
     >>> particles = Particles(torch.ones(2, 1))
-    >>> run = start(sampler, particles, generator=torch.Generator())
-    >>> proceed(run, sampler, energy, RunSettings(max_steps=20)).reason
+    >>> begun = init_run(sampler, particles, generator=torch.Generator())
+    >>> run(begun, sampler, energy, RunSettings(max_steps=20)).reason
     <StopReason.MAX_STEPS: 'all steps were made'>
     """
-    run.reason = None
-    if not run.history:
-        run.history.append(_record(run, energy, settings, None))
-    remaining = max(0, settings.max_steps - run.state.step)
-    with progress_bar("moving particles", remaining, visible=settings.progress) as show:
-        while run.reason is None and run.state.step < settings.max_steps:
-            steps = _until_record(run.state.step, settings)
-            run.state, info = sampler.advance(
-                run.state, energy, steps, generator=run.generator
+    current.reason = None
+    if not current.history:
+        current.history.append(_record(current, energy, settings, None))
+    left = max(0, settings.max_steps - current.state.step)
+    with progress_bar("moving particles", left, visible=settings.progress) as show:
+        while current.reason is None and current.state.step < settings.max_steps:
+            steps = _until_record(current.state.step, settings)
+            current.state, info = sampler.advance(
+                current.state, energy, steps, generator=current.generator
             )
-            _refuse_divergence(run)
-            run.history.append(_record(run, energy, settings, info))
-            _add_to_window(run, settings.window)
-            run.reason = _asked_to_stop(run, settings)
-            show(steps, note=_note(run.history[-1]))
-    run.reason = run.reason or StopReason.MAX_STEPS
-    return run
+            _refuse_divergence(current)
+            current.history.append(_record(current, energy, settings, info))
+            _add_to_window(current, settings.window)
+            current.reason = _asked_to_stop(current, settings)
+            show(steps, note=_note(current.history[-1]))
+    current.reason = current.reason or StopReason.MAX_STEPS
+    return current
+
+
+_RENAMED = {"proceed": "run", "start": "init_run"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    message = f"`{name}` is now called `{_RENAMED[name]}`."
+    warnings.warn(message, DeprecationWarning, stacklevel=2)
+    return globals()[_RENAMED[name]]
 
 
 def _until_record(step: int, settings: RunSettings) -> int:
@@ -178,8 +190,8 @@ def _until_record(step: int, settings: RunSettings) -> int:
 def _refuse_divergence(run: Run) -> None:
     if not bool(torch.isfinite(run.particles.positions).all()):
         raise DivergedError(
-            f"The particles left the numbers before step {run.state.step}; use a "
-            "smaller `step_size`, a `clip` or a bounded `domain`."
+            f"The particles are not finite at step {run.state.step}; use a smaller "
+            "`step_size`, a `clip` or a bounded `domain`."
         )
 
 
@@ -288,7 +300,7 @@ def load_run(path: str | Path) -> Run:
     Returns
     -------
     Run
-        Ready for `proceed`.
+        To go on with in `run`.
     """
     tensors, about = read_archive(path, complaint="is not a saved run", form=FORMAT)
     generator = torch.Generator()

@@ -1,29 +1,123 @@
-"""Metropolis-adjusted Langevin: exact samples of the Gibbs law, the yardstick.
+"""Metropolis-adjusted Langevin (MALA): exact samples of the Gibbs law, the yardstick.
 
 The law is `exp(-beta N H)` on the domain: what projected Langevin steps tend to as the
 step goes to zero.
 """
 
+import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from coulomb._support.checks import check_real
 from coulomb._support.errors import ParameterError
-from coulomb.domains import AbstractDomain, Space, Sphere
+from coulomb.domains import AbstractDomain, Box, Space, Sphere
 from coulomb.dynamics.langevin import (
     AbstractSampler,
+    AbstractSchedule,
     Info,
     State,
-    clip_per_particle,
+    as_schedule,
+    mean_square,
     samplers,
 )
-from coulomb.dynamics.schedules import AbstractSchedule, as_schedule
 from coulomb.energy import Hamiltonian
 from coulomb.features import Particles
 from coulomb.objectives import AbstractOneBody
+
+
+class LogLaw(NamedTuple):
+    """The logarithm of a density, and its gradient, at many configurations."""
+
+    value: Tensor  # (configurations,)
+    gradient: Tensor  # (configurations, n_particles, dim)
+
+
+Law = Callable[[Tensor], LogLaw]
+
+
+class Move(NamedTuple):
+    """One Metropolis move of many configurations."""
+
+    positions: Tensor  # (configurations, n_particles, dim)
+    now: LogLaw  # the law at these positions
+    accepted: Tensor  # (configurations,), booleans
+    noise: Tensor  # of the proposals
+
+
+def metropolis_move(
+    law: Law,
+    positions: Tensor,
+    here: LogLaw,
+    step_size: Tensor,
+    domain: AbstractDomain,
+    *,
+    limit: float | None = None,
+    reflect: bool = True,
+    generator: torch.Generator,
+) -> Move:
+    """Move every configuration once, leaving its law invariant.
+
+    The proposal is `w + h clip(grad log p) + sqrt(2 h) xi`; one that leaves the domain
+    is refused, except that in a bounded box it is reflected (unless `reflect` is
+    False), and its density is the sum over its mirror images. A particle's gradient is
+    shortened to `limit`, by default to where the drift is as long as the noise, which
+    singular forces need; any drift is exact.
+    """
+    box = domain if reflect and isinstance(domain, Box) and _bounded(domain) else None
+    if box is not None:
+        # Up to here the images left out are below rounding, so the move is exact.
+        step_size = step_size.clamp_max((box.upper - box.lower) ** 2 / 40)
+    h = step_size[:, None, None]
+    longest = 1 / h.sqrt() if limit is None else torch.full_like(h, limit)
+    noise = torch.randn(positions.shape, generator=generator, dtype=positions.dtype)
+    uniform = torch.rand(positions.shape[0], generator=generator, dtype=positions.dtype)
+    noise = (2 * h).sqrt() * noise
+    mean = positions + h * _limited(here.gradient, longest)
+    proposal = mean + noise
+    if box is not None:
+        proposal = box.reflect(proposal)
+    inside = domain.contains(proposal).all(dim=-1)
+    # Outside the law need not be defined; such proposals are refused anyway.
+    proposal = torch.where(inside[:, None, None], proposal, positions)
+    there = law(proposal)
+    backward = proposal + h * _limited(there.gradient, longest)
+    quotient = _log_density(positions, backward, h, box) - _log_density(
+        proposal, mean, h, box
+    )
+    accept = inside & (uniform.log() < there.value - here.value + quotient)
+    chosen = accept[:, None, None]
+    now = LogLaw(
+        torch.where(accept, there.value, here.value),
+        torch.where(chosen, there.gradient, here.gradient),
+    )
+    return Move(torch.where(chosen, proposal, positions), now, accept, noise)
+
+
+def _bounded(box: Box) -> bool:
+    return math.isfinite(box.lower) and math.isfinite(box.upper)
+
+
+def _limited(gradient: Tensor, limit: Tensor) -> Tensor:
+    norm = gradient.norm(dim=-1, keepdim=True)
+    gradient = torch.where(norm.isfinite(), gradient, torch.zeros_like(gradient))
+    return gradient * torch.where(norm > limit, limit / norm, torch.ones_like(norm))
+
+
+def _log_density(places: Tensor, means: Tensor, h: Tensor, box: Box | None) -> Tensor:
+    """Evaluate the log-density of proposals with these means, up to a constant."""
+    if box is None:
+        return -((places - means).square() / (4 * h)).sum((-1, -2))
+    width = box.upper - box.lower
+    images = []
+    for shift, mirrored in itertools.product((-1, 0, 1), (False, True)):
+        image = 2 * box.lower - places if mirrored else places
+        images.append(-((image + 2 * shift * width - means).square()) / (4 * h))
+    return torch.stack(images).logsumexp(dim=0).sum((-1, -2))
 
 
 @samplers.add("metropolis")
@@ -68,64 +162,44 @@ class MetropolisLangevin(AbstractSampler):
     def step(
         self, state: State, energy: Hamiltonian, *, generator: torch.Generator
     ) -> tuple[State, Info]:
-        here = state.particles
-        if here.positions.ndim != 2:
+        particles = state.particles
+        if particles.positions.ndim != 2:
             raise ParameterError(
                 "`particles` must be one group for Metropolis steps; got positions of "
-                f"shape {tuple(here.positions.shape)}."
+                f"shape {tuple(particles.positions.shape)}."
             )
+        n, dim = particles.positions.shape
         beta = as_schedule(self.inverse_temperature)(state.step)
-        drift = self._drift(energy, here)
-        noise = math.sqrt(2 * self.step_size / beta) * torch.randn(
-            here.positions.shape, generator=generator, dtype=here.positions.dtype
-        )
-        there = here._replace(positions=here.positions + drift + noise)
-        backward = self._drift(energy, there)
-        uniform = torch.rand(here.n_particles, generator=generator, dtype=noise.dtype)
+        objective, prior = energy.objective, energy.prior
+        # Particles that do not interact are n configurations of one particle each.
+        alone = energy.strength == 0 and isinstance(objective, AbstractOneBody)
+        shape = (n, 1, dim) if alone else (1, n, dim)
 
-        back = here.positions - there.positions - backward
-        quotient = _squares(noise) - _squares(back)  # of the proposal densities
-        ratio = quotient * beta / (4 * self.step_size)
-        inside = self.domain.contains(there.positions)
-        accept = self._accept(energy, here, there, beta, ratio, inside, uniform)
-        moved = torch.where(accept.unsqueeze(-1), there.positions, here.positions)
+        def law(positions: Tensor) -> LogLaw:
+            moved = particles._replace(positions=positions.reshape(n, dim))
+            if isinstance(objective, AbstractOneBody) and alone:
+                value = objective.potential(moved)
+                value = value if prior is None else value + prior.potential(moved)
+            else:
+                value = n * energy.value(moved).unsqueeze(0)
+            gradient = energy.gradient(moved).reshape(shape)
+            return LogLaw(-beta * value, -beta * gradient)
+
+        positions = particles.positions.reshape(shape)
+        here, limit = law(positions), beta * self.clip
+        h = positions.new_full((shape[0], 1, 1), self.step_size / beta)
+        move = metropolis_move(
+            *(law, positions, here, h.ravel(), self.domain),
+            limit=limit,
+            reflect=False,
+            generator=generator,
+        )
+        drift = h * _limited(here.gradient, torch.full_like(h, limit))
         info = Info(
-            float(_squares(drift).mean()),
-            float(_squares(noise).mean()),
-            float(_squares(moved - here.positions).mean()),
-            float(accept.double().mean()),
+            mean_square(drift),
+            mean_square(move.noise),
+            mean_square(move.positions - positions),
+            float(move.accepted.double().mean()),
         )
-        return State(here._replace(positions=moved), state.step + 1), info
-
-    def _drift(self, energy: Hamiltonian, particles: Particles) -> Tensor:
-        gradient = energy.gradient(particles)
-        return -self.step_size * clip_per_particle(gradient, self.clip)
-
-    def _accept(
-        self,
-        energy: Hamiltonian,
-        here: Particles,
-        there: Particles,
-        beta: float,
-        ratio: Tensor,
-        inside: Tensor,
-        uniform: Tensor,
-    ) -> Tensor:
-        if energy.strength == 0 and isinstance(energy.objective, AbstractOneBody):
-            rise = _one_body(energy, there) - _one_body(energy, here)
-            return inside & (uniform.log() < ratio - beta * rise)
-        rise = here.n_particles * (energy.value(there) - energy.value(here))
-        joint = inside.all() & (uniform[0].log() < ratio.sum() - beta * rise)
-        return joint.expand(here.n_particles)
-
-
-def _one_body(energy: Hamiltonian, particles: Particles) -> Tensor:
-    assert isinstance(energy.objective, AbstractOneBody)
-    potential = energy.objective.potential(particles)
-    if energy.prior is not None:
-        potential = potential + energy.prior.potential(particles)
-    return potential
-
-
-def _squares(vectors: Tensor) -> Tensor:
-    return vectors.square().sum(dim=-1)
+        moved = Particles(move.positions.reshape(n, dim), particles.phases)
+        return State(moved, state.step + 1), info

@@ -10,13 +10,13 @@ from coulomb._support.errors import ParameterError
 from coulomb._support.registry import Registry
 
 
-def gibbs_weights(felt_energy: Tensor, inverse_temperature: float) -> Tensor:
+def gibbs_weights(energies: Tensor, inverse_temperature: float) -> Tensor:
     """Compute `w_k = exp(-beta h_k) / sum_j exp(-beta h_j)`. [CPM alg:langevin_kernel].
 
     Parameters
     ----------
-    felt_energy
-        The energy each particle feels, shape `(n,)`.
+    energies
+        The energy of each particle, shape `(n,)`.
     inverse_temperature
         `beta`; infinity shares the weight among the lowest energies.
 
@@ -33,13 +33,13 @@ def gibbs_weights(felt_energy: Tensor, inverse_temperature: float) -> Tensor:
     beta = check_real(
         "inverse_temperature", inverse_temperature, at_least=0, infinite=True
     )
-    lowest = felt_energy == felt_energy.min()
-    if beta == float("inf") or not bool(torch.isfinite(felt_energy).any()):
-        return lowest.to(felt_energy.dtype) / lowest.sum()
-    return torch.softmax(-beta * felt_energy, dim=-1)
+    lowest = energies == energies.min()
+    if beta == float("inf") or not bool(torch.isfinite(energies).any()):
+        return lowest.to(energies.dtype) / lowest.sum()
+    return torch.softmax(-beta * energies, dim=-1)
 
 
-def temperature_of_divergence(felt_energy: Tensor, divergence: float) -> float:
+def temperature_of_divergence(energies: Tensor, divergence: float) -> float:
     """Find `beta` at which Gibbs weights are `divergence` nats from equal ones.
 
     `KL(w || 1/n) = sum_k w_k log(n w_k)` grows with `beta` from zero to the logarithm
@@ -48,7 +48,7 @@ def temperature_of_divergence(felt_energy: Tensor, divergence: float) -> float:
 
     Parameters
     ----------
-    felt_energy
+    energies
         The energy of each candidate, shape `(n,)`, finite.
     divergence
         In nats, at least zero.
@@ -66,7 +66,7 @@ def temperature_of_divergence(felt_energy: Tensor, divergence: float) -> float:
     0.2
     """
     check_real("divergence", divergence, at_least=0)
-    gaps = felt_energy.double() - felt_energy.double().min()
+    gaps = energies.double() - energies.double().min()
     widest = float(gaps.max())
     if divergence == 0 or widest == 0:
         return 0.0

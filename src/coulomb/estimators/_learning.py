@@ -12,9 +12,10 @@ from torch import Tensor
 
 from coulomb._support.streams import make_generator
 from coulomb.domains import AbstractDomain, Masked
+from coulomb.dynamics import loop
 from coulomb.dynamics.initial import SpectralDraw, SpectralMixture, draw_phases
 from coulomb.dynamics.langevin import ProjectedLangevin
-from coulomb.dynamics.loop import Run, RunSettings, proceed, start
+from coulomb.dynamics.loop import Run, RunSettings
 from coulomb.dynamics.resampling import (
     choose_uniformly,
     effective_sample_size,
@@ -269,14 +270,14 @@ def _move(
     if before is None:
         phases = torch.zeros(len(draw.positions), dtype=draw.positions.dtype)
         particles = Particles(draw.positions, phases)
-        run = start(sampler, particles, generator=_stream(settings, "moves"))
+        run = loop.init_run(sampler, particles, generator=_stream(settings, "moves"))
     else:
         run = before
     goal = run.state.step + (settings.max_iter if beta > 0 else 0)
     rules: list[AbstractStopRule] = [Settled(settings.tol)]
     if held_out is not None:
         rules.append(HeldOut(settings.tol))
-    run = proceed(
+    run = loop.run(
         run,
         sampler,
         energy,
@@ -357,7 +358,7 @@ def _choose_particles(
         return choose_uniformly(count, keep, generator=generator), None
     energy = _hamiltonian(sample, draw, beta, settings)
     weights = gibbs_weights(
-        energy.felt_energy(run.particles, generator=generator), beta
+        energy.energy_per_particle(run.particles, generator=generator), beta
     )
     resampler = resamplers.build("systematic")
     chosen = resampler(weights, keep, generator=generator)

@@ -9,9 +9,9 @@ from torch import Tensor
 from coulomb._support.streams import make_generator
 from coulomb.datasets import SyntheticProblem, make_synthetic
 from coulomb.domains import AbstractDomain, Ball, Masked, Space
+from coulomb.dynamics import loop
 from coulomb.dynamics.initial import Component, SpectralMixture
 from coulomb.dynamics.langevin import ProjectedLangevin
-from coulomb.dynamics.loop import Run, RunSettings, proceed, start
 from coulomb.energy import Hamiltonian
 from coulomb.features import Particles
 from coulomb.interactions import Riesz
@@ -92,7 +92,7 @@ def _film(
     seed: int,
 ) -> dict[str, Any]:
     steps = _steps_to_show(max_steps, n_frames)
-    run: Run = start(
+    run = loop.init_run(
         sampler,
         Particles(positions, torch.zeros(len(positions), dtype=positions.dtype)),
         generator=make_generator(seed, 1),
@@ -102,7 +102,8 @@ def _film(
     with_kernel = set(np.linspace(0, len(steps) - 1, _KERNELS).round().astype(int))
     rows = _sorted_rows(problem)
     for number, step in enumerate(steps):
-        proceed(run, sampler, energy, RunSettings(step, record_every=max_steps))
+        settings = loop.RunSettings(step, record_every=max_steps)
+        loop.run(run, sampler, energy, settings)
         where = run.particles.positions
         frames.append(where[shown][:, _SEEN].numpy().round(2).tolist())
         terms = energy.terms(run.particles)

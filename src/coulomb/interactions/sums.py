@@ -2,18 +2,17 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from coulomb import kernels
 from coulomb._support.checks import check_count
+from coulomb._support.errors import ParameterError
 from coulomb._support.registry import Registry
-from coulomb.interactions._groups import expand, grouped_sum
-from coulomb.interactions._tiles import tiled_sum
 from coulomb.interactions.potentials import AbstractInteraction, PairField, Riesz
-from coulomb.kernels.riesz import riesz_sums
+from coulomb.kernels.riesz import index_directions, riesz_sums
 
 
 class AbstractPairSum(ABC):
@@ -123,7 +122,7 @@ class RandomBatchSum(AbstractPairSum):
     ) -> PairField:
         if positions.ndim > 2:
             return _per_group(self, interaction, positions, generator)
-        return grouped_sum(interaction, positions, self.batch_size, generator)
+        return _grouped_sum(interaction, positions, self.batch_size, generator)
 
 
 @pair_sums.add("far-field")
@@ -163,11 +162,11 @@ class FarFieldSum(AbstractPairSum):
             return _per_group(self, interaction, positions, generator)
         if bool((positions == positions[:1]).all()):  # one place: there is no far field
             return ExactSum()(interaction, positions)
-        expansion = expand(interaction, positions)
+        expansion = _expand(interaction, positions)
         far = expansion.total()
         if self.batch_size == 0:
             return far
-        rest = grouped_sum(
+        rest = _grouped_sum(
             interaction, positions, self.batch_size, generator, minus=expansion
         )
         return PairField(far.potential + rest.potential, far.gradient + rest.gradient)
@@ -235,3 +234,224 @@ def _compiled_pays(interaction: AbstractInteraction, positions: Tensor) -> bool:
         and positions.dtype in (torch.float32, torch.float64)
         and kernels.available()
     )
+
+
+def tiled_sum(
+    interaction: AbstractInteraction, positions: Tensor, tile: int
+) -> PairField:
+    """Sum exactly over tiles: far pairs by matrix products, near ones explicitly."""
+    count = positions.shape[0]
+    potential = positions.new_zeros(count)
+    gradient = torch.zeros_like(positions)
+    if count < 2:
+        return PairField(potential, gradient)
+    centred = positions - positions.mean(dim=0)  # smaller norms cancel less
+    squares = centred.square().sum(dim=-1)
+    for start in range(0, count, tile):
+        rows = slice(start, min(start + tile, count))
+        for begin in range(0, count, tile):
+            columns = slice(begin, min(begin + tile, count))
+            _add_tile(interaction, centred, squares, rows, columns, potential, gradient)
+    return PairField(potential / (count - 1), gradient / (count - 1))
+
+
+def _add_tile(
+    interaction: AbstractInteraction,
+    centred: Tensor,
+    squares: Tensor,
+    rows: slice,
+    columns: slice,
+    potential: Tensor,
+    gradient: Tensor,
+) -> None:
+    """Add a tile of pairs in place: far ones by products, near ones by differences."""
+    left, right = centred[rows], centred[columns]
+    size = squares[rows, None] + squares[None, columns]
+    square = torch.addmm(size, left, right.T, alpha=-2)
+    # The rounding of `square` is eps * size; below this bound it would show.
+    near = square <= torch.finfo(square.dtype).eps ** 0.25 * size
+    # Mostly a particle is near to itself alone, which spares passes over the tile.
+    apart = rows == columns and int(near.sum()) == len(left)
+    if apart:
+        distance = square.fill_diagonal_(1.0).sqrt_()
+    else:
+        distance = square.masked_fill_(near, 1.0).sqrt_()
+    values, slopes = interaction.radial(distance), interaction.slope(distance)
+    for part in (values, slopes):
+        if apart:
+            part.fill_diagonal_(0.0)
+        else:
+            part.masked_fill_(near, 0.0)
+    potential[rows] += values.sum(dim=1)
+    gradient[rows] += slopes.sum(dim=1, keepdim=True) * left - slopes @ right
+    if apart:
+        return
+    first, second = near.nonzero(as_tuple=True)
+    first, second = first + rows.start, second + columns.start
+    distinct = first != second
+    first, second = first[distinct], second[distinct]
+    for begin in range(0, first.numel(), 1 << 20):  # clustered clouds: bounded memory
+        some = slice(begin, begin + (1 << 20))
+        near_potential, near_gradient = _pair_terms(
+            interaction, centred, first[some], second[some]
+        )
+        potential.index_add_(0, first[some], near_potential)
+        gradient.index_add_(0, first[some], near_gradient)
+
+
+def _pair_terms(
+    interaction: AbstractInteraction, positions: Tensor, first: Tensor, second: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Evaluate g and its gradient for listed pairs, from explicit differences."""
+    difference = positions[first] - positions[second]
+    distance = difference.norm(dim=-1)
+    together = distance == 0
+    potential = interaction.radial(distance)
+    safe = distance.masked_fill(together, 1.0)
+    gradient = interaction.slope(safe).unsqueeze(-1) * difference
+    if together.any():
+        directions = torch.tensor(index_directions(*positions.shape)).to(positions)
+        apart = directions[first[together]] - directions[second[together]]
+        apart = apart / apart.norm(dim=-1, keepdim=True)
+        gradient[together] = -interaction.push_at_contact() * apart
+    return potential, gradient
+
+
+def _random_groups(
+    count: int, batch_size: int, generator: torch.Generator | None
+) -> list[Tensor]:
+    """Cut a random order into groups of nearly equal size; rows are groups."""
+    if generator is None:
+        raise ParameterError(
+            "`generator` must be given to a random pair sum; got None. "
+            "Pass a torch.Generator, or use ExactSum()."
+        )
+    order = torch.randperm(count, generator=generator)
+    n_groups = max(1, count // (batch_size + 1))
+    size, larger = divmod(count, n_groups)
+    cut = larger * (size + 1)
+    groups = [order[:cut].reshape(-1, size + 1), order[cut:].reshape(-1, size)]
+    return [group for group in groups if group.numel()]
+
+
+# Numbers in one chunk of group-by-group distances: bounded memory for any N.
+_CHUNK = 1 << 22
+
+
+def _grouped_sum(
+    interaction: AbstractInteraction,
+    positions: Tensor,
+    batch_size: int,
+    generator: torch.Generator | None,
+    *,
+    minus: "_Expansion | None" = None,
+) -> PairField:
+    """Average over the partners in random groups, less an expansion if one is given."""
+    count = positions.shape[0]
+    potential = positions.new_zeros(count)
+    gradient = torch.zeros_like(positions)
+    if count < 2:
+        return PairField(potential, gradient)
+    centred = positions - positions.mean(dim=0)
+    for groups in _random_groups(count, batch_size, generator):
+        size = groups.shape[1]
+        for chunk in torch.split(groups, max(1, _CHUNK // size**2)):
+            members = centred[chunk]
+            values, slopes, together = _group_terms(interaction, members)
+            along = torch.zeros_like(values)
+            if minus is not None:
+                along = _subtract_expansion(minus, chunk, values, slopes)
+            total = (slopes + along).sum(dim=-1, keepdim=True) * members
+            total -= slopes @ members
+            _part_coincident(interaction, centred, chunk, together, total)
+            potential[chunk] = values.sum(dim=-1) / (size - 1)
+            gradient[chunk] = total / (size - 1)
+    return PairField(potential, gradient)
+
+
+def _group_terms(
+    interaction: AbstractInteraction, members: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Evaluate g and g'/r inside groups `(groups, size, dim)`, and who coincides."""
+    # Explicit differences: the distances of close pairs must not cancel.
+    distance = torch.cdist(
+        members, members, compute_mode="donot_use_mm_for_euclid_dist"
+    )
+    own = torch.eye(members.shape[1], dtype=torch.bool, device=members.device)
+    values = interaction.radial(distance.masked_fill(own, 1.0)).masked_fill(own, 0.0)
+    zero = distance == 0
+    slopes = interaction.slope(distance.masked_fill(zero, 1.0)).masked_fill(zero, 0.0)
+    return values, slopes, zero & ~own
+
+
+def _subtract_expansion(
+    expansion: "_Expansion", chunk: Tensor, values: Tensor, slopes: Tensor
+) -> Tensor:
+    """Take the expansion off in place; return what is to be taken off along `a_k`."""
+    members = expansion.centred[chunk]
+    deviation = expansion.excess[chunk].unsqueeze(-2) - 2 * members @ members.mT
+    value, slope, curve, bend = (part[chunk].unsqueeze(-1) for part in expansion[2:])
+    own = torch.eye(members.shape[1], dtype=torch.bool, device=members.device)
+    deviation, square = deviation.masked_fill(own, 0.0), deviation.square()
+    values -= (value + 0.5 * slope * deviation + 0.25 * curve * square).masked_fill(
+        own, 0.0
+    )
+    slopes -= (slope + curve * deviation).masked_fill(own, 0.0)
+    return (-0.5 * bend * square).masked_fill(own, 0.0)
+
+
+def _part_coincident(
+    interaction: AbstractInteraction,
+    centred: Tensor,
+    chunk: Tensor,
+    together: Tensor,
+    gradient: Tensor,
+) -> None:
+    """Add the gradients between particles at the same place."""
+    group, first, second = together.nonzero(as_tuple=True)
+    if group.numel():
+        pair = chunk[group, first], chunk[group, second]
+        _, pushes = _pair_terms(interaction, centred, *pair)
+        gradient.index_put_((group, first), pushes, accumulate=True)
+
+
+class _Expansion(NamedTuple):
+    """The far field about the centre of the cloud, as Taylor coefficients in `r^2`."""
+
+    centred: Tensor  # (n, dim), b_l = w_l - c
+    excess: Tensor  # (n,), |b_l|^2 - mean |b|^2
+    value: Tensor  # (n,), g at rho_k
+    slope: Tensor  # (n,), g'(r)/r at rho_k
+    curve: Tensor  # (n,), its first derivative in r^2
+    bend: Tensor  # (n,), its second
+
+    def total(self) -> PairField:
+        """Average the expansion over the other particles, from the cloud's moments."""
+        count = self.centred.shape[0]
+        others = count - 1
+        own = self.excess - 2 * self.centred.square().sum(dim=-1)
+        covariance = self.centred.mT @ self.centred
+        skew = self.excess @ self.centred
+        spread = self.centred @ covariance
+        # Over all l, deviations sum to zero about the centre and their squares to this.
+        squares = (
+            self.excess.square().sum()
+            - 4 * self.centred @ skew
+            + 4 * (self.centred * spread).sum(dim=-1)
+            - own.square()
+        )
+        potential = others * self.value - 0.5 * self.slope * own
+        potential = potential + 0.25 * self.curve * squares
+        factor = count * self.slope + 0.5 * self.bend * squares
+        gradient = factor.unsqueeze(-1) * self.centred
+        gradient = gradient - self.curve.unsqueeze(-1) * (skew - 2 * spread)
+        return PairField(potential / others, gradient / others)
+
+
+def _expand(interaction: AbstractInteraction, positions: Tensor) -> _Expansion:
+    centred = positions - positions.mean(dim=0)
+    squares = centred.square().sum(dim=-1)
+    spread = squares.mean()
+    rho = squares + spread
+    value = interaction.radial(rho.sqrt())
+    return _Expansion(centred, squares - spread, value, *interaction.taylor(rho))

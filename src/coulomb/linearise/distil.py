@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 
-from coulomb.dynamics.preconditioned import AdamLangevin
+from coulomb.dynamics.langevin import AdamLangevin
 from coulomb.energy import Hamiltonian
 from coulomb.features import Particles
 from coulomb.linearise.fit import LineariseSettings, ramp

@@ -22,7 +22,7 @@ from coulomb._support.checks import check_count, check_real
 from coulomb._support.errors import ParameterError, unknown_name
 from coulomb._support.registry import Registry
 from coulomb.dynamics.initial import Orthogonal
-from coulomb.dynamics.preconditioned import AdamLangevin
+from coulomb.dynamics.langevin import AdamLangevin
 from coulomb.energy import Hamiltonian
 from coulomb.features import AbstractFeatureMap, Favor, Particles, SoftmaxFeatures
 from coulomb.interactions import Riesz

@@ -8,17 +8,22 @@ Energies are minimised everywhere; a score is minus an energy. With probability 
 with `Z = 1 - sum_i q_i^2`, so that equal weights give the paper's 1/(n(n-1)).
 """
 
-from coulomb.objectives.alignment import Alignment, FourierAlignment
+from coulomb.objectives.alignment import (
+    Alignment,
+    CentredAlignment,
+    FourierAlignment,
+    centred_alignment,
+)
 from coulomb.objectives.base import (
+    LABEL_KINDS,
     AbstractObjective,
     AbstractOneBody,
     AbstractSampled,
     Field,
     GaussianPrior,
     Sample,
+    label_matrix,
 )
-from coulomb.objectives.centred import CentredAlignment, centred_alignment
-from coulomb.objectives.labels import LABEL_KINDS, label_matrix
 
 __all__ = [
     "LABEL_KINDS",

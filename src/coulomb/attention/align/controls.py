@@ -17,7 +17,7 @@ from coulomb.attention.align.energies import (
 from coulomb.attention.align.problem import Problem
 from coulomb.attention.align.sampler import MOVES, SHUFFLES, Account
 from coulomb.attention.align.scores import shuffled
-from coulomb.dynamics.loop import RunSettings, proceed, start
+from coulomb.dynamics.loop import RunSettings, init_run, run
 from coulomb.features import Particles
 
 
@@ -45,9 +45,9 @@ def _twin(
     seed: int,
 ) -> Particles:
     sampler = problem.sampler(Account.of(particles.positions))
-    run = start(sampler, particles, generator=make_generator(seed, MOVES))
+    begun = init_run(sampler, particles, generator=make_generator(seed, MOVES))
     settings = RunSettings(steps, record_every=max(1, steps))
-    return proceed(run, sampler, problem.energy(objective), settings).particles
+    return run(begun, sampler, problem.energy(objective), settings).particles
 
 
 def label_cosines(

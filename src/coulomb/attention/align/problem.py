@@ -22,9 +22,7 @@ from coulomb.attention.align.model_as_function import (
 from coulomb.attention.align.sampler import HELD_OUT, Account, BatchedLangevin
 from coulomb.attention.align.scores import AbstractScore, as_score
 from coulomb.domains import AbstractDomain, Ball, Space
-from coulomb.dynamics.langevin import ProjectedLangevin
-from coulomb.dynamics.preconditioned import AdamLangevin
-from coulomb.dynamics.schedules import AbstractSchedule
+from coulomb.dynamics.langevin import AbstractSchedule, AdamLangevin, ProjectedLangevin
 from coulomb.energy import Hamiltonian
 from coulomb.interactions import AbstractInteraction, Riesz
 from coulomb.objectives import AbstractOneBody

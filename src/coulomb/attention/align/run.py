@@ -19,15 +19,8 @@ from coulomb._support.streams import make_generator
 from coulomb.attention.align.model_as_function import Evaluate, evaluating
 from coulomb.attention.align.problem import AlignmentSettings, Problem, set_up
 from coulomb.attention.align.sampler import MOVES, Account, Recorder
-from coulomb.dynamics.loop import (
-    Callback,
-    Run,
-    RunSettings,
-    load_run,
-    proceed,
-    save_run,
-    start,
-)
+from coulomb.dynamics import loop
+from coulomb.dynamics.loop import Callback, Run, RunSettings, load_run, save_run
 from coulomb.dynamics.stopping import AbstractStopRule, HeldOut, Settled
 from coulomb.features import Particles
 
@@ -213,7 +206,7 @@ def align(
         progress=progress,
     )
     with evaluating(model):
-        run = proceed(
+        run = loop.run(
             run,
             problem.sampler(account),
             problem.energy(problem.objective),
@@ -240,7 +233,8 @@ def _begin(
         inside = problem.settings.domain.project(read)
         generator = make_generator(problem.seed, MOVES)
         account = Account.of(inside)
-        run = start(problem.sampler(account), Particles(inside), generator=generator)
+        sampler = problem.sampler(account)
+        run = loop.init_run(sampler, Particles(inside), generator=generator)
         return run, account, (_mean_norm(read), _mean_norm(inside))
     run, extra = (resume, {}) if isinstance(resume, Run) else _load(resume)
     positions = run.particles.positions.to(read.device)

@@ -12,9 +12,14 @@ from coulomb._support.errors import unknown_name
 from coulomb._support.streams import make_generator
 from coulomb.attention.align.energies import AbstractBatched, Evaluated
 from coulomb.domains import Space
-from coulomb.dynamics.langevin import AbstractSampler, Info, ProjectedLangevin, State
-from coulomb.dynamics.preconditioned import AdamLangevin
-from coulomb.dynamics.schedules import as_schedule
+from coulomb.dynamics.langevin import (
+    AbstractSampler,
+    AdamLangevin,
+    Info,
+    ProjectedLangevin,
+    State,
+    as_schedule,
+)
 from coulomb.dynamics.stopping import AbstractStopRule, StopReason
 from coulomb.energy import Hamiltonian
 from coulomb.features import Particles
