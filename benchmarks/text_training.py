@@ -35,7 +35,7 @@ from coulomb.attention import (
     SoftmaxAttention,
     align,
 )
-from coulomb.attention.encoder.batches import TokenBatch, pad
+from coulomb.attention.encoder.layout import TokenBatch, pad
 from coulomb.attention.encoder.packed import PackedHeads, packed_logits
 from coulomb.text.setup import trim_vocabulary
 from coulomb.text.training import make_optimiser

@@ -9,7 +9,7 @@ import torch
 from text_cases import reviews, tagged, tiny_corpus, tiny_vocabulary
 
 from coulomb._support.errors import CoulombError
-from coulomb.attention.encoder.batches import IGNORED
+from coulomb.attention.encoder.layout import IGNORED
 from coulomb.text import Split, Vocabulary, build_corpus, read_vocabulary
 from coulomb.text.tokens import encode_split, train_vocabulary
 

@@ -15,7 +15,7 @@ from text_cases import (
 
 from coulomb._support.errors import CoulombError
 from coulomb.attention.align.problem import set_up as set_up_alignment
-from coulomb.attention.encoder.batches import padded_logits
+from coulomb.attention.encoder.layout import padded_logits
 from coulomb.features import Particles
 from coulomb.text import VARIANTS, Split, build_corpus, train, train_vocabulary
 from coulomb.text._shifts import window_start

@@ -12,7 +12,7 @@ from coulomb.attention import (
     Performer,
     SoftmaxAttention,
 )
-from coulomb.attention.encoder.batches import TokenBatch
+from coulomb.attention.encoder.layout import TokenBatch
 from coulomb.features import feature_maps
 
 MAPS = sorted(name for name in feature_maps if feature_maps.build(name).positive)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from packed_cases import ROWS, assert_same, make_batch, make_model
 
-from coulomb.attention.encoder.dropout import drop, kept, make_dropout, mix
+from coulomb.attention.encoder.dropout import LayerDropout, kept, make_dropout, mix
 from coulomb.attention.encoder.packed import packed_logits
 from coulomb.kernels import available
 
@@ -87,11 +87,11 @@ def test_neighbours_and_places_are_uncorrelated():
 
 def test_dropping_keeps_the_mean():
     x = torch.ones(400, 100)
-    out = drop(x, make_dropout(1, 1, 0.1))
+    out = make_dropout(1, 1, 0.1).drop(x)
     assert set(out.unique().tolist()) == {0.0, float(out.max())}
     # s.e. of the mean of values 0 and 1 / 0.9 is sqrt(0.1 / 0.9 / n).
     assert abs(out.mean() - 1) < 4 * math.sqrt(0.1 / 0.9 / x.numel())
-    assert drop(x, None) is x
+    assert LayerDropout().drop(x, 0.1) is x
 
 
 def test_nothing_is_dropped_without_a_seed_or_a_rate():

@@ -11,7 +11,7 @@ from coulomb.attention.align.model_as_function import (
     call_model,
 )
 from coulomb.attention.align.scores import as_score
-from coulomb.attention.encoder.batches import pad
+from coulomb.attention.encoder.layout import pad
 from coulomb.attention.encoder.packed import PackedHeads
 from coulomb.features import Particles
 

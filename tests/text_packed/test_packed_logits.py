@@ -16,9 +16,8 @@ from torch import nn
 
 from coulomb._support.errors import CoulombError
 from coulomb.attention import KernelAttention, Performer, attention_layers
-from coulomb.attention.encoder import packed_traceable as plain
-from coulomb.attention.encoder.batches import TokenBatch, padded_logits
-from coulomb.attention.encoder.packed import _parts, packed_logits
+from coulomb.attention.encoder.layout import TokenBatch, padded_logits
+from coulomb.attention.encoder.packed import TorchForm, packed_form, packed_logits
 from coulomb.kernels import available
 
 SHAPES = {
@@ -88,8 +87,8 @@ def test_rows_are_all_layers_and_maps_there_are():
 
 @pytest.mark.parametrize("row", ROWS)
 def test_compiled_loops_are_used_where_they_can_be(row):
-    parts = _parts(make_model(row), make_batch())
-    assert (parts is plain) is not available()
+    form = packed_form(make_model(row), make_batch())
+    assert isinstance(form, TorchForm) is not available()
 
 
 @pytest.mark.parametrize("row", ["shared-cos2", "learned-elu", "softmax", "linformer"])

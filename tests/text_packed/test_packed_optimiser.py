@@ -6,8 +6,11 @@ from packed_cases import make_batch, make_model
 from torch import nn
 
 from coulomb._support.errors import ParameterError
-from coulomb.attention.encoder.packed import packed_logits
-from coulomb.attention.encoder.packed_gradients import recycle_gradient, spare_gradient
+from coulomb.attention.encoder.packed import (
+    packed_logits,
+    recycle_gradient,
+    spare_gradient,
+)
 from coulomb.text.setup import restore_vocabulary, trim_vocabulary
 from coulomb.text.training import make_optimiser
 

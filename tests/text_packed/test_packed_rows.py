@@ -12,7 +12,7 @@ if not available():
     pytest.skip("numba is missing or switched off", allow_module_level=True)
 
 from coulomb.attention.encoder.dropout import kept, make_dropout
-from coulomb.attention.encoder.packed_cores import map_numbers
+from coulomb.attention.layers.packed_cores import map_numbers
 from coulomb.kernels import encoder_rows as rows
 from coulomb.kernels import maps
 

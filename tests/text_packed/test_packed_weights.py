@@ -3,8 +3,8 @@ import torch
 from packed_cases import LENGTHS, make_batch, make_model
 
 from coulomb.attention.align.batches import as_batch
-from coulomb.attention.encoder.batches import pad
-from coulomb.attention.encoder.packed_weights import PackedWeights
+from coulomb.attention.encoder.layout import pad
+from coulomb.attention.encoder.packed import feature_function
 
 
 @pytest.fixture(params=["compiled", "plain"], autouse=True)
@@ -34,7 +34,7 @@ def test_weights_and_gradients_are_those_of_the_padded_encoder(row):
     token_ids, mask = pad(batch)
     labels = torch.zeros(len(LENGTHS), max(LENGTHS), dtype=torch.long)
     parameters = dict(model.named_parameters())
-    shown = PackedWeights()(model, parameters, as_batch((batch, labels)))
+    (shown,) = feature_function("weights")(model, parameters, as_batch((batch, labels)))
     ours = shown.unflatten(-1, (4, -1)).transpose(1, 2)
     theirs = padded_weights(model, token_ids, mask)
     # Rows of padding are nobody's.

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coulomb.attention.encoder.batches import TokenBatch, padded_logits
+    from coulomb.attention.encoder.layout import TokenBatch, padded_logits
     from coulomb.attention.encoder.packed import PackedHeads, packed_logits
     from coulomb.text.baselines import bag_of_words_baseline
     from coulomb.text.classifier import TextClassifier
@@ -38,7 +38,7 @@ _HOMES = {
     "Split": "text.data",
     "TextClassifier": "text.classifier",
     "TextSettings": "text.settings",
-    "TokenBatch": "attention.encoder.batches",
+    "TokenBatch": "attention.encoder.layout",
     "Vocabulary": "text.tokens",
     "bag_of_words_baseline": "text.baselines",
     "build_corpus": "text.data",
@@ -49,7 +49,7 @@ _HOMES = {
     "load_data": "text.tasks",
     "load_task": "text.tasks",
     "packed_logits": "attention.encoder.packed",
-    "padded_logits": "attention.encoder.batches",
+    "padded_logits": "attention.encoder.layout",
     "preset": "text.settings",
     "read_corpus": "text.data",
     "read_vocabulary": "text.tokens",

@@ -17,8 +17,7 @@ from coulomb.attention.align.pair_start import (
     in_words,
     judge_norms,
 )
-from coulomb.attention.encoder.layout import make_layout
-from coulomb.attention.encoder.packed import _layers, _parts
+from coulomb.attention.encoder.packed import packed_form
 from coulomb.attention.layers.kernel import KernelAttention
 from coulomb.text.setup import ALIGN, Setup
 
@@ -93,7 +92,7 @@ def judge_matches(setup: Setup, n_shuffles: int) -> MatchTest:
 def look_across(setup: Setup) -> tuple[dict[float, Tensor], Tensor]:
     """See how much attention of the first layer is paid to the other text."""
     model, rows = setup.model, setup.rows["train"]
-    attention = _layers(model)[0].attention
+    attention = model.layers[0].attention
     assert isinstance(attention, KernelAttention)
     starts = {factor: match_start(setup, factor)[0] for factor in (DRAWN, *FACTORS)}
     source = make_generator(setup.settings.seed, ALIGN)
@@ -109,10 +108,9 @@ def look_across(setup: Setup) -> tuple[dict[float, Tensor], Tensor]:
                 assert batch.labels is not None
                 assert batch.parts is not None
                 labels.append(batch.labels)
-                layout = make_layout(model, batch)
-                x = _parts(model, batch).embed(model, batch.token_ids, layout, None)
-                states, mask = layout.pad(x)
-                parts, _ = layout.pad(batch.parts)
+                form = packed_form(model, batch)
+                states, mask = form.layout.pad(form.embed())
+                parts, _ = form.layout.pad(batch.parts)
                 q, k, _ = attention.project(states, states, states)
                 for factor, start in starts.items():
                     attention.particles.copy_(start)

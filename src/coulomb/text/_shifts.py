@@ -17,9 +17,8 @@ from coulomb.attention.align.window_start import (
     unexplained,
 )
 from coulomb.attention.align.windows import window_particles
-from coulomb.attention.encoder.batches import TokenBatch
-from coulomb.attention.encoder.layout import make_layout
-from coulomb.attention.encoder.packed import _attend, _layers, _parts
+from coulomb.attention.encoder.layout import TokenBatch
+from coulomb.attention.encoder.packed import packed_form
 from coulomb.attention.layers.kernel import KernelAttention
 from coulomb.text.settings import read_shifts
 from coulomb.text.setup import ALIGN, Setup
@@ -105,8 +104,7 @@ def choose_start(setup: Setup, *, at_random: bool = False) -> Start:
 def look_around(setup: Setup, *, n_shuffles: int = 0) -> Contexts:
     """Show the labels what a head of the first layer sees in every window."""
     model = setup.model
-    layer = _layers(model)[0]
-    attention = layer.attention
+    attention = model.layers[0].attention
     assert isinstance(attention, KernelAttention)
     starts = [window_start(setup, (shift,)) for shift in POOL]
     dim, classes = attention.head_dim, len(setup.corpus.classes)
@@ -115,13 +113,13 @@ def look_around(setup: Setup, *, n_shuffles: int = 0) -> Contexts:
     try:
         with torch.no_grad():
             for batch, labelled, rest in _open_labels(setup, n_shuffles):
-                parts, layout = _parts(model, batch), make_layout(model, batch)
-                x = parts.embed(model, batch.token_ids, layout, None)
+                form = packed_form(model, batch)
+                x = form.embed()
                 shown = []
                 for start in starts:
                     assert start is not None
                     attention.particles.copy_(start[0])
-                    out = _attend(parts, layer, x, layout, None, 0)
+                    out = form.attend(0, x)
                     shown.append(out[labelled, :dim])  # heads are alike: the first
                 contexts.add(torch.cat(shown, dim=1), rest)
     finally:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from coulomb._support.errors import ParameterError
 from coulomb._support.streams import make_generator
@@ -17,10 +17,8 @@ from coulomb.attention.align.controls import noise_twin
 from coulomb.attention.align.model_as_function import Evaluate, ParticleLayers
 from coulomb.attention.align.problem import Problem
 from coulomb.attention.align.problem import set_up as set_up_alignment
-from coulomb.attention.encoder.batches import IGNORED, TokenBatch
-from coulomb.attention.encoder.encoder import KernelEncoder
-from coulomb.attention.encoder.packed import PackedHeads, call_around, packed_logits
-from coulomb.attention.encoder.packed_weights import PackedWeights
+from coulomb.attention.encoder.layout import IGNORED, TokenBatch
+from coulomb.attention.encoder.packed import PackedHeads, feature_function
 from coulomb.domains import Ball, Space
 from coulomb.dynamics.loop import Run, load_run
 from coulomb.dynamics.stopping import StopReason
@@ -122,28 +120,10 @@ def packed_view(settings: TextSettings, kind: str) -> Evaluate:
     """Choose what Phase A looks at: pooled texts, tags, logits or attention weights."""
     objective = objective_of(settings, kind)
     if objective == "likelihood":
-        return _logits
+        return feature_function("logits")
     if objective == NEIGHBOURS:
-        return PackedWeights()
+        return feature_function("weights")
     return PackedHeads("none" if kind == "token" else settings.pooling)
-
-
-def _logits(model: nn.Module, parameters: dict[str, Tensor], batch: Any) -> Tensor:
-    return call_around(_Whole(model), parameters, batch)
-
-
-class _Whole(nn.Module):
-    """An encoder whose tags come as `(1, tokens, classes)`, like their labels."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: TokenBatch) -> Tensor:
-        model = self.model
-        assert isinstance(model, KernelEncoder)
-        logits = packed_logits(model, batch)
-        return logits.unsqueeze(0) if model.settings.head == "token" else logits
 
 
 def run_phase_a(

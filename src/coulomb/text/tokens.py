@@ -12,7 +12,7 @@ from tokenizers.trainers import WordPieceTrainer
 from torch import Tensor
 
 from coulomb._support.errors import FileFormatError, ParameterError
-from coulomb.attention.encoder.batches import IGNORED, TokenBatch
+from coulomb.attention.encoder.layout import IGNORED, TokenBatch
 from coulomb.text.data import Corpus, Split, Text
 from coulomb.text.settings import TextSettings
 from coulomb.text.tasks import TASKS, data_folder

@@ -22,9 +22,8 @@ from coulomb._support.checks import check_count
 from coulomb._support.errors import DivergedError, FileFormatError, ParameterError
 from coulomb._support.progress import Advance, progress_bar
 from coulomb._support.streams import make_generator
-from coulomb.attention.encoder.batches import IGNORED, TokenBatch
-from coulomb.attention.encoder.packed import packed_logits
-from coulomb.attention.encoder.packed_gradients import recycle_gradient
+from coulomb.attention.encoder.layout import IGNORED, TokenBatch
+from coulomb.attention.encoder.packed import packed_logits, recycle_gradient
 from coulomb.dynamics.loop import load_run
 from coulomb.text._starts import keep_start
 from coulomb.text.data import Corpus

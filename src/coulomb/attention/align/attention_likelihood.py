@@ -65,7 +65,7 @@ class Neighbours(AbstractScore):
 
     It has no name among the objectives of `align`: it must know how many groups there
     are. What is scored are attention weights `(batch, length, groups * length)`, those
-    of all groups (layers and heads) side by side, as `packed_weights` gives them.
+    of all groups (layers and heads) side by side, as `feature_function` gives them.
 
     Examples
     --------

@@ -14,6 +14,10 @@ _WORD = 0xFFFFFFFF
 _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B  # of the 32-bit mixer "lowbias32"
 _LEVELS = 1 << 16
 
+# Numbers of the places that drop: the embedding, and four in each layer.
+EMBEDDING, PER_LAYER = 0, 4
+ATTENDED, BRANCH, INNER, OUTER = range(1, 5)
+
 
 class Dropout(NamedTuple):
     """What one place drops."""
@@ -25,6 +29,10 @@ class Dropout(NamedTuple):
     def scale(self) -> float:
         """The factor of what is kept, so that means stay as they are."""
         return _LEVELS / (_LEVELS - self.threshold)
+
+    def drop(self, x: Tensor) -> Tensor:
+        """Set elements to zero and scale the others."""
+        return x * kept(self, tuple(x.shape)).to(x.device) * self.scale
 
 
 def mix(word: int) -> int:
@@ -55,8 +63,21 @@ def kept(dropout: Dropout, shape: tuple[int, ...]) -> Tensor:
     return ((x ^ (x >> 16)) >> 16 >= dropout.threshold).view(shape)
 
 
-def drop(x: Tensor, dropout: Dropout | None) -> Tensor:
-    """Set elements to zero and scale the others."""
-    if dropout is None:
-        return x
-    return x * kept(dropout, tuple(x.shape)).to(x.device) * dropout.scale
+class LayerDropout(NamedTuple):
+    """What the places of one layer of an encoder drop: nothing without a seed."""
+
+    seed: int | None = None
+    layer: int = 0
+
+    def at(self, place: int, rate: float) -> Dropout | None:
+        """Choose what a place of the layer drops."""
+        return make_dropout(self.seed, PER_LAYER * self.layer + place, rate)
+
+    def of_heads(self, rate: float) -> Dropout | None:
+        """Choose what attention drops."""
+        return self.at(ATTENDED, rate)
+
+    def drop(self, x: Tensor, rate: float, place: int = ATTENDED) -> Tensor:
+        """Drop at a place of the layer."""
+        dropout = self.at(place, rate)
+        return x if dropout is None else dropout.drop(x)

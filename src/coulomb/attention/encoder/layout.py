@@ -1,7 +1,8 @@
-"""Where packed sequences are, in the forms that the parts of a network need."""
+"""Packed sequences: batches of them, where each begins, and the twin that pads."""
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -9,9 +10,49 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coulomb._support.errors import ParameterError
-from coulomb.attention.encoder.batches import TokenBatch
 from coulomb.attention.encoder.encoder import KernelEncoder
 from coulomb.attention.ops.checks import sequence_bounds
+
+IGNORED = -100  # the label of a token that has none, as in torch's cross-entropy
+
+
+class TokenBatch(NamedTuple):
+    """A few sequences, one after another.
+
+    Parameters
+    ----------
+    token_ids
+        Whole numbers, shape `(tokens,)`.
+    cu_seqlens
+        Where sequences begin and end, `[0, n_1, n_1 + n_2, ..., tokens]`.
+    labels
+        Classes, shape `(sequences,)`, or `(tokens,)` for tagging with `IGNORED` where a
+        token has no label; None where nothing is known.
+    parts
+        Which text of a pair each token is from, 0 or 1; None if there are no pairs.
+
+    Examples
+    --------
+    >>> batch = TokenBatch(torch.tensor([5, 7, 9]), torch.tensor([0, 2, 3]))
+    >>> batch.n_sequences
+    2
+    """
+
+    token_ids: Tensor
+    cu_seqlens: Tensor
+    labels: Tensor | None = None
+    parts: Tensor | None = None
+
+    @property
+    def n_sequences(self) -> int:
+        """How many sequences there are.
+
+        Returns
+        -------
+        int
+            At least zero.
+        """
+        return len(self.cu_seqlens) - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +128,20 @@ class Layout:
         """Take the real tokens of each row."""
         return x[self.owners, self.positions]
 
+    def sum(self, x: Tensor) -> Tensor:
+        """Add up the tokens of each sequence."""
+        sums = x.new_zeros(self.count, x.shape[1])
+        return sums.index_add(0, self.owners, x)
+
+    def pool(self, x: Tensor, how: str) -> Tensor:
+        """Give the mean token of each sequence, its first ("cls"), or all ("none")."""
+        if how == "none":
+            return x.unsqueeze(0)
+        if how == "cls":
+            return x[self.cu_seqlens[:-1]]
+        counts = self.cu_seqlens.diff().clamp_min(1).to(x).unsqueeze(1)
+        return self.sum(x) / counts
+
     def pooling_weights(self, model: KernelEncoder) -> NDArray[np.float64]:
         """Say how much each token counts in the mean of its sequence."""
         given, lengths = model.pooling_weights, self.lengths
@@ -152,3 +207,48 @@ def _parts(model: KernelEncoder, batch: TokenBatch) -> Tensor | None:
             f"{len(batch.token_ids)} tokens, or other numbers."
         )
     return batch.parts.long().contiguous()
+
+
+def pad(batch: TokenBatch, length: int | None = None) -> tuple[Tensor, Tensor]:
+    """Write one sequence per row.
+
+    Examples
+    --------
+    >>> pad(TokenBatch(torch.tensor([5, 7, 9]), torch.tensor([0, 2, 3])))[0]
+    tensor([[5, 7],
+            [9, 0]])
+    """
+    lengths = batch.cu_seqlens.diff()
+    if length is None:
+        length = int(lengths.max()) if len(lengths) else 0
+    mask = torch.arange(length, device=lengths.device) < lengths.unsqueeze(1)
+    padded = batch.token_ids.new_zeros(mask.shape)
+    padded[mask] = batch.token_ids
+    return padded, mask
+
+
+def padded_logits(
+    model: KernelEncoder, batch: TokenBatch, length: int | None = None
+) -> Tensor:
+    """Evaluate the encoder the plain way: pad, and call it.
+
+    Parameters
+    ----------
+    model
+        The encoder, in training or evaluation mode.
+    batch
+        The sequences.
+    length
+        Columns of the padded batch; None for the longest sequence.
+
+    Returns
+    -------
+    Tensor
+        Logits, `(sequences, classes)`, or `(tokens, classes)` from a token head.
+    """
+    token_ids, mask = pad(batch, length)
+    parts = None
+    if batch.parts is not None:
+        parts = pad(batch._replace(token_ids=batch.parts), length)[0]
+    logits: Tensor = model(token_ids, key_mask=mask, parts=parts)
+    return logits if model.settings.head == "sequence" else logits[mask]

@@ -1,23 +1,43 @@
-"""The encoder on sequences without padding."""
+"""The encoder on sequences without padding.
 
+`packed_form` gives the encoder on one batch in parts: `TorchForm` with torch's own
+operations, or its fast twin, `packed_compiled.CompiledForm`. Only attention knows where
+sequences begin and end; everything else works on tokens.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from coulomb._support.errors import unknown_name
-from coulomb.attention.encoder import packed_traceable as plain
-from coulomb.attention.encoder.batches import TokenBatch
+from coulomb.attention.encoder.dropout import (
+    BRANCH,
+    EMBEDDING,
+    INNER,
+    OUTER,
+    LayerDropout,
+)
 from coulomb.attention.encoder.encoder import EncoderLayer, KernelEncoder
-from coulomb.attention.encoder.layout import Layout, make_layout
-from coulomb.attention.layers.kernel import AbstractAttention
+from coulomb.attention.encoder.layout import Layout, TokenBatch, make_layout
+from coulomb.attention.layers.base import AbstractAttention, in_mode
 from coulomb.kernels import available
 
-__all__ = ["PackedHeads", "packed_logits"]
+if TYPE_CHECKING:
+    from coulomb.attention.encoder.packed_compiled import CompiledForm
+
+__all__ = ["PackedHeads", "feature_function", "packed_logits"]
+
+FeatureFunction = Callable[[nn.Module, dict[str, Tensor], Any], list[Tensor]]
 
 _POOLS = ("mean", "cls", "none")
+# Gradients of embeddings that are all zero, by the table they are of.
+_SPARE = WeakTensorKeyDictionary()
 
 
 def packed_logits(
@@ -54,16 +74,13 @@ def packed_logits(
     >>> packed_logits(model, batch).shape
     torch.Size([2, 2])
     """
-    layout = make_layout(model, batch)
-    parts = _parts(model, batch)
-    x = parts.embed(model, batch.token_ids, layout, dropout_seed)
-    for number, layer in enumerate(_layers(model)):
-        place = plain.PER_LAYER * number
-        out = _attend(parts, layer, x, layout, dropout_seed, place)
-        x = parts.finish(layer, x, out, dropout_seed, place)
+    form = packed_form(model, batch, dropout_seed)
+    x = form.embed()
+    for number in range(len(model.layers)):
+        x = form.finish(number, x, form.attend(number, x))
     states = model.final_norm(x)
     if model.settings.head == "sequence":
-        states = parts.pool(model, states, layout)
+        states = form.pool(states)
     logits: Tensor = model.head(states)
     return logits
 
@@ -104,129 +121,197 @@ class PackedHeads:
         self, model: nn.Module, parameters: dict[str, Tensor], batch: Any
     ) -> Tensor:
         """Evaluate the encoder with other parameters, up to its last attention."""
-        return call_around(_Watched(model, self), parameters, batch)
 
-    def see(self, heads: Tensor, layout: Layout) -> Tensor:
-        """Pool what heads give.
+        def shown(model: KernelEncoder, batch: TokenBatch) -> list[Tensor]:
+            found = _head_outputs(model, batch, self.pool)
+            for layer, seen in zip(model.layers, found, strict=True):
+                if isinstance(layer.attention, AbstractAttention):
+                    # `align` listens to what enters this module.
+                    layer.attention.out_proj(seen)
+            return found
 
-        Parameters
-        ----------
-        heads
-            Shape `(tokens, width)`.
-        layout
-            Where sequences are.
-
-        Returns
-        -------
-        Tensor
-            Shape `(sequences, width)`, or `(1, tokens, width)` without pooling.
-        """
-        if self.pool == "none":
-            return heads.unsqueeze(0)
-        if self.pool == "cls":
-            return heads[layout.cu_seqlens[:-1]]
-        sums = heads.new_zeros(layout.count, heads.shape[1])
-        counts = layout.cu_seqlens.diff().clamp_min(1).to(heads).unsqueeze(1)
-        return sums.index_add(0, layout.owners, heads) / counts
+        return _with_parameters(shown, model, parameters, batch)[-1]
 
 
-def call_around(around: nn.Module, parameters: dict[str, Tensor], batch: Any) -> Tensor:
-    """Call a module that holds an encoder as `model`, with other parameters of it."""
-    named = {f"model.{name}": value for name, value in parameters.items()}
-    given: Tensor = functional_call(around, named, batch.arguments)
-    return given
+def feature_function(kind: str = "heads", pool: str = "mean") -> FeatureFunction:
+    """Make the function `(model, parameters, batch)` that Phase A sees an encoder by.
+
+    It evaluates the encoder with other parameters on a batch whose first argument is a
+    `TokenBatch`, and gives a list of tensors. By `kind`:
+
+    - "heads": for each layer what its heads give, side by side, `(sequences, width)`;
+      without pooling `(1, tokens, width)`.
+    - "weights": one tensor `(sequences, longest, layers * heads * longest)`, the
+      attention of every layer and head.
+    - "logits": one tensor `(sequences, classes)`, or `(1, tokens, classes)`.
+    """
+    if pool not in _POOLS:
+        raise unknown_name("pool", pool, _POOLS)
+    kinds: dict[str, Callable[[KernelEncoder, TokenBatch], list[Tensor]]] = {
+        "heads": lambda model, batch: _head_outputs(model, batch, pool),
+        "weights": _attention_weights,
+        "logits": _logits,
+    }
+    if kind not in kinds:
+        raise unknown_name("kind", kind, kinds)
+    function = kinds[kind]
+    return lambda *arguments: _with_parameters(function, *arguments)
 
 
-class _Watched(nn.Module):
-    """An encoder whose output projections are shown what `PackedHeads` sees."""
+class _Call(nn.Module):
+    """A function of a module as a module, for `functional_call`."""
 
-    def __init__(self, model: nn.Module, view: PackedHeads) -> None:
+    def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()
-        self.model = model
-        self.view = view
+        self.model, self.function = model, function
 
-    def forward(self, batch: TokenBatch) -> Tensor:
+    def forward(self, *arguments: Any) -> Any:
+        return self.function(self.model, *arguments)
+
+
+def _with_parameters(
+    function: Callable[[KernelEncoder, TokenBatch], list[Tensor]],
+    model: nn.Module,
+    parameters: dict[str, Tensor],
+    batch: Any,
+) -> list[Tensor]:
+    """Call a function of an encoder with other parameters, which stay unchanged."""
+    named = {f"model.{name}": value for name, value in parameters.items()}
+    found: list[Tensor] = functional_call(
+        _Call(model, function), named, batch.arguments
+    )
+    return found
+
+
+def _head_outputs(model: KernelEncoder, batch: TokenBatch, pool: str) -> list[Tensor]:
+    form = packed_form(model, batch)
+    x = form.embed()
+    heads = [form.attend(0, x)]
+    for number in range(1, len(model.layers)):
+        x = form.finish(number - 1, x, heads[-1])
+        heads.append(form.attend(number, x))
+    return [form.layout.pool(out, pool) for out in heads]
+
+
+def _attention_weights(model: KernelEncoder, batch: TokenBatch) -> list[Tensor]:
+    form = packed_form(model, batch)
+    x = form.embed()
+    weights = [form.weights(0, x)]
+    for number in range(1, len(model.layers)):
+        x = form.finish(number - 1, x, form.attend(number - 1, x))
+        weights.append(form.weights(number, x))
+    return [torch.cat(weights, dim=1).transpose(1, 2).flatten(2)]
+
+
+def _logits(model: KernelEncoder, batch: TokenBatch) -> list[Tensor]:
+    logits = packed_logits(model, batch)
+    return [logits.unsqueeze(0) if model.settings.head == "token" else logits]
+
+
+@dataclass(frozen=True, eq=False)
+class TorchForm:
+    """The encoder on packed tokens with torch's own operations."""
+
+    model: KernelEncoder
+    token_ids: Tensor
+    layout: Layout
+    dropout_seed: int | None = None
+
+    def dropout(self, number: int) -> LayerDropout:
+        """Give what a layer drops."""
+        return LayerDropout(self.dropout_seed, number)
+
+    def layer(self, number: int) -> EncoderLayer:
+        """Give a layer of the encoder."""
+        layer = self.model.layers[number]
+        assert isinstance(layer, EncoderLayer)
+        return layer
+
+    def embed(self) -> Tensor:
+        """Look tokens up, `(tokens, width)`."""
         model = self.model
-        assert isinstance(model, KernelEncoder)
-        layout, parts = make_layout(model, batch), _parts(model, batch)
-        x = parts.embed(model, batch.token_ids, layout, None)
-        seen = x
-        for number, layer in enumerate(layers := _layers(model)):
-            out = _attend(parts, layer, x, layout, None, 0)
-            seen = self.view.see(out, layout)
-            if isinstance(layer.attention, AbstractAttention):
-                # `align` listens to what enters this module.
-                layer.attention.out_proj(seen)
-            if number + 1 < len(layers):
-                x = parts.finish(layer, x, out, None, 0)
-        return seen
+        x = model.token_embedding(self.token_ids)
+        if model.position_embedding is not None:
+            x = x + model.position_embedding(self.layout.embedded)
+        x = model.embedding_norm(x)
+        return self.dropout(0).drop(x, model.dropout.p, EMBEDDING)
+
+    def attend(self, number: int, x: Tensor) -> Tensor:
+        """Attend inside every sequence, up to the output projection."""
+        layer, layout, dropout = self.layer(number), self.layout, self.dropout(number)
+        x, attention = layer.attention_input(x), layer.attention
+        if isinstance(attention, AbstractAttention):
+            return attention.attend_packed(x, layout, dropout)
+        padded, mask = layout.pad(x)
+        words = {"key_padding_mask": ~mask, "need_weights": False}
+        with in_mode(attention, train=self.dropout_seed is not None):
+            out: Tensor = attention(padded, padded, padded, **words)[0]
+        return layout.unpad(out)
+
+    def weights(self, number: int, x: Tensor) -> Tensor:
+        """Give attention weights, `(sequences, heads, longest, longest)`."""
+        layer = self.layer(number)
+        attention = layer.attention
+        assert isinstance(attention, AbstractAttention)
+        padded, mask = self.layout.pad(layer.attention_input(x))
+        q, k, _ = attention.project(padded, padded, padded)
+        return attention.weights(q, k, mask, causal=attention.causal)
+
+    def finish(self, number: int, x: Tensor, out: Tensor) -> Tensor:
+        """Do what a layer of the encoder does after attention."""
+        layer, dropout = self.layer(number), self.dropout(number)
+        rate = layer.dropout.p
+        if isinstance(layer.attention, AbstractAttention):
+            # Not called as a module: `align` listens to that, in `PackedHeads`.
+            out = layer.attention.out_proj.forward(out)
+        x = x + dropout.drop(out, rate, BRANCH)
+        x = x if layer.pre_norm else layer.attention_norm(x)
+        inside = layer.ffn_norm(x) if layer.pre_norm else x
+        inner = dropout.drop(functional.gelu(layer.widen(inside)), rate, INNER)
+        x = x + dropout.drop(layer.narrow(inner), rate, OUTER)
+        return x if layer.pre_norm else layer.ffn_norm(x)
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Average the states of each sequence with the weights of the encoder."""
+        model, layout = self.model, self.layout
+        if callable(model.settings.pooling):
+            return model.pool(*layout.pad(x))
+        weights = torch.from_numpy(layout.pooling_weights(model)).to(x)
+        return layout.sum(weights.unsqueeze(1) * x)
 
 
-class _Parts(Protocol):
-    """The parts of the encoder on packed tokens: a module that has them."""
-
-    def embed(
-        self, model: KernelEncoder, token_ids: Tensor, layout: Layout, seed: int | None
-    ) -> Tensor: ...
-
-    def attend(
-        self, layer: nn.Module, x: Tensor, layout: Layout, seed: int | None, place: int
-    ) -> Tensor: ...
-
-    def finish(
-        self, layer: EncoderLayer, x: Tensor, out: Tensor, seed: int | None, place: int
-    ) -> Tensor: ...
-
-    def pool(self, model: KernelEncoder, x: Tensor, layout: Layout) -> Tensor: ...
-
-
-def _parts(model: KernelEncoder, batch: TokenBatch) -> _Parts:
-    if not _can_be_fast(model, batch):
+def packed_form(
+    model: KernelEncoder, batch: TokenBatch, dropout_seed: int | None = None
+) -> "TorchForm | CompiledForm":
+    """Check a batch, and give the encoder on it in the fastest form there is."""
+    layout = make_layout(model, batch)
+    plain = TorchForm(model, batch.token_ids, layout, dropout_seed)
+    if not _can_be_compiled(plain):
         return plain
     # Only here: it imports numba.
-    from coulomb.attention.encoder import packed_compiled as fast
+    from coulomb.attention.encoder.packed_compiled import CompiledForm
 
-    return fast
-
-
-def _layers(model: KernelEncoder) -> list[EncoderLayer]:
-    return [layer for layer in model.layers if isinstance(layer, EncoderLayer)]
+    return CompiledForm(plain)
 
 
-def _attend(
-    parts: _Parts,
-    layer: EncoderLayer,
-    x: Tensor,
-    layout: Layout,
-    seed: int | None,
-    place: int,
-) -> Tensor:
-    inside = layer.attention_norm(x) if layer.pre_norm else x
-    return parts.attend(layer.attention, inside, layout, seed, place)
-
-
-def _can_be_fast(model: KernelEncoder, batch: TokenBatch) -> bool:
+def _can_be_compiled(form: TorchForm) -> bool:
     """Say whether the compiled loops know every part of the model."""
-    ids = batch.token_ids
+    model, ids = form.model, form.token_ids
+    linears: list[nn.Module] = []
+    norms: list[nn.Module] = [model.embedding_norm]
+    for layer in map(form.layer, range(len(model.layers))):
+        if not isinstance(layer.attention, AbstractAttention):
+            return False
+        linears += layer.attention.out_proj, layer.widen, layer.narrow
+        norms += layer.attention_norm, layer.ffn_norm
     return (
         ids.dtype == torch.int64
         and ids.device.type == "cpu"
         and len(ids) > 0
         and _simple(model.token_embedding, nn.Embedding)
-        and _simple(model.embedding_norm, nn.LayerNorm)
-        and all(_known(layer) for layer in _layers(model))
+        and all(_simple(part, nn.LayerNorm) for part in norms)
+        and all(_simple(part, nn.Linear) for part in linears)
         and available()
-    )
-
-
-def _known(layer: EncoderLayer) -> bool:
-    attention = layer.attention
-    if not isinstance(attention, AbstractAttention):
-        return False
-    linears = attention.out_proj, layer.widen, layer.narrow
-    norms = layer.attention_norm, layer.ffn_norm
-    return all(_simple(part, nn.Linear) for part in linears) and all(
-        _simple(part, nn.LayerNorm) for part in norms
     )
 
 
@@ -239,3 +324,23 @@ def _simple(part: nn.Module, kind: type[nn.Module]) -> bool:
         and weight.dtype == torch.float32
         and weight.device.type == "cpu"
     )
+
+
+def recycle_gradient(table: Tensor, token_ids: Tensor) -> None:
+    """Take the gradient of embeddings away, and keep it for the next backward pass.
+
+    Only the rows of a batch are not zero. To clear these costs nothing; a new gradient
+    of zeros for some ten thousand tokens costs a twentieth of a training step.
+    """
+    grad, table.grad = table.grad, None
+    if grad is not None and not grad.is_sparse:
+        _SPARE[table] = grad.index_fill_(0, token_ids, 0.0)
+
+
+def spare_gradient(table: Tensor) -> Tensor | None:
+    """Give the gradient that was kept, once."""
+    if table not in _SPARE:
+        return None
+    found: Tensor = _SPARE[table]
+    del _SPARE[table]
+    return found

@@ -1,14 +1,33 @@
 """What every attention layer shares: torch's call signature."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from coulomb._support.errors import ParameterError
 from coulomb._support.registry import Registry
 from coulomb.attention.layers.masks import causal_from_mask, check_inputs, real_keys
 from coulomb.attention.layers.projections import Projections
+
+if TYPE_CHECKING:
+    from coulomb.attention.encoder.dropout import Dropout, LayerDropout
+    from coulomb.attention.encoder.layout import Layout
+
+
+@contextmanager
+def in_mode(model: nn.Module, *, train: bool) -> Iterator[None]:
+    """Switch the mode in the block, and every module back to its own after it."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.train(train)
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 class AbstractAttention(Projections, ABC):
@@ -67,6 +86,54 @@ class AbstractAttention(Projections, ABC):
         Tensor
             Shape `(batch, heads, n, m)`.
         """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # Packed forms are not inherited: what a user's class overrides is what runs.
+        for name in ("attend_packed", "attend_dropped", "attend_compiled"):
+            if name not in vars(cls):
+                setattr(cls, name, vars(AbstractAttention)[name])
+
+    def attend_packed(
+        self, x: Tensor, layout: "Layout", dropout: "LayerDropout"
+    ) -> Tensor:
+        """Attend inside each of several sequences that follow one another.
+
+        From states to what the heads give, side by side, both `(tokens, embed_dim)`.
+        Here by padding them; a class may define a way without.
+        """
+        padded, key_mask = layout.pad(torch.stack(self.project_packed(x), dim=1))
+        q, k, v = padded.permute(2, 0, 3, 1, 4)  # (batch, heads, longest, head_dim)
+        dropped = dropout.of_heads(self.dropout)
+        if dropped is not None:
+            out = self.attend_dropped(q, k, v, key_mask, dropped)
+        else:
+            with in_mode(self, train=dropout.seed is not None):
+                out = self.attend(q, k, v, key_mask, causal=self.causal)
+        return layout.unpad(out.transpose(1, 2)).flatten(1)
+
+    def attend_dropped(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor, dropout: "Dropout"
+    ) -> Tensor:
+        """Attend with dropout; here with torch's, by its own generator."""
+        with in_mode(self, train=True):
+            return self.attend(q, k, v, key_mask, causal=self.causal)
+
+    def attend_compiled(
+        self, x: Tensor, layout: "Layout", dropout: "LayerDropout"
+    ) -> Tensor | None:
+        """Do the same as `attend_packed` in compiled loops; None where there are none.
+
+        Called for float32 on the CPU, with numba there.
+        """
+        return None
+
+    def project_packed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Project packed states, `(tokens, heads, head_dim)` each."""
+        rows = x.unsqueeze(0)
+        q, k, v = self.project(rows, rows, rows)
+        q, k, v = (part.squeeze(0).transpose(0, 1) for part in (q, k, v))
+        return q, k, v
 
     def forward(
         self,

@@ -1,7 +1,7 @@
 """The layers linear attention is compared with, called in the same way."""
 
 import math
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,15 @@ from coulomb._support.streams import make_generator
 from coulomb.attention.layers.base import AbstractAttention, attention_layers
 from coulomb.attention.layers.parameter_init import Seed, as_generator
 from coulomb.attention.layers.projections import LayerOptions
-from coulomb.attention.ops.api import kernel_attention
+from coulomb.attention.ops.api import kernel_attention, packed_attention
 from coulomb.attention.ops.reference import kernel_weights
 from coulomb.attention.ops.traceable import must_be_plain
 from coulomb.dynamics.initial import Orthogonal
-from coulomb.features import Particles
+from coulomb.features import Favor, Particles
+
+if TYPE_CHECKING:
+    from coulomb.attention.encoder.dropout import Dropout, LayerDropout
+    from coulomb.attention.encoder.layout import Layout
 
 __all__ = ["Linformer", "Performer", "SoftmaxAttention"]
 
@@ -69,6 +73,19 @@ class SoftmaxAttention(AbstractAttention):
         seen, empty = _seen(q, key_mask, causal)
         out = attention(q, k, v, attn_mask=seen | empty, dropout_p=dropout)
         return out.masked_fill(empty, 0)
+
+    def attend_dropped(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor, dropout: "Dropout"
+    ) -> Tensor:
+        return dropout.drop(self.weights(q, k, key_mask, causal=self.causal)) @ v
+
+    def attend_compiled(
+        self, x: Tensor, layout: "Layout", dropout: "LayerDropout"
+    ) -> Tensor | None:
+        from coulomb.attention.layers import packed_cores as cores
+
+        drops = dropout.of_heads(self.dropout) is not None
+        return None if drops else cores.attend_softmax(self, x, layout)
 
     def weights(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None, *, causal: bool
@@ -206,26 +223,49 @@ class Performer(AbstractAttention):
         """
         self._seed, self._draws, self._steps = state.tolist()
 
+    def project(
+        self, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(query, key, value)
+        scale = self.head_dim**-0.25
+        return scale * q, scale * k, v
+
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, causal: bool
     ) -> Tensor:
         if not must_be_plain(q):
             self.count_pass()
-        scale = self.head_dim**-0.25
         particles = Particles(self.particles)
-        out = kernel_attention(
-            scale * q, scale * k, v, particles, "favor", key_mask, causal=causal
-        )
+        out = kernel_attention(q, k, v, particles, "favor", key_mask, causal=causal)
         return functional.dropout(out, self.dropout, self.training)
+
+    def attend_packed(
+        self, x: Tensor, layout: "Layout", dropout: "LayerDropout"
+    ) -> Tensor:
+        self.count_pass()
+        particles, bounds = Particles(self.particles), layout.cu_seqlens
+        q, k, v = self.project_packed(x)
+        out = packed_attention(q, k, v, particles, "favor", bounds, causal=self.causal)
+        return dropout.drop(out.flatten(1), self.dropout)
+
+    def attend_compiled(
+        self, x: Tensor, layout: "Layout", dropout: "LayerDropout"
+    ) -> Tensor | None:
+        from coulomb.attention.layers import packed_cores as cores
+
+        if not cores.has_features(self, Favor(), layout):
+            return None
+        self.count_pass()
+        particles = Particles(self.particles)
+        out = cores.attend_features(self, x, particles, Favor(), layout)
+        return dropout.drop(out, self.dropout)
 
     def weights(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None, *, causal: bool
     ) -> Tensor:
-        scale = self.head_dim**-0.25
         particles = Particles(self.particles)
-        return kernel_weights(
-            scale * q, scale * k, particles, "favor", key_mask, causal=causal
-        ).to(q.dtype)
+        weights = kernel_weights(q, k, particles, "favor", key_mask, causal=causal)
+        return weights.to(q.dtype)
 
 
 @attention_layers.add("linformer")
@@ -334,9 +374,29 @@ class Linformer(AbstractAttention):
             q, keys @ k, values @ v, dropout_p=dropout
         )
 
+    def attend_dropped(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor, dropout: "Dropout"
+    ) -> Tensor:
+        # It drops what its mixtures receive, as torch's function does.
+        keys, values = self.mixtures(k, key_mask, causal=self.causal)
+        return dropout.drop(self._shares(q, keys @ k)) @ (values @ v)
+
+    def attend_compiled(
+        self, x: Tensor, layout: "Layout", dropout: "LayerDropout"
+    ) -> Tensor | None:
+        from coulomb.attention.layers import packed_cores as cores
+
+        if layout.longest > self.max_length or dropout.of_heads(self.dropout):
+            return None
+        mixtures = self.key_mixture, self.value_mixture
+        return cores.attend_mixtures(self, x, *mixtures, layout)
+
+    def _shares(self, q: Tensor, keys: Tensor) -> Tensor:
+        logits = q @ keys.transpose(-1, -2) / math.sqrt(self.head_dim)
+        return logits.softmax(dim=-1)
+
     def weights(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None, *, causal: bool
     ) -> Tensor:
         keys, values = self.mixtures(k, key_mask, causal=causal)
-        logits = q @ (keys @ k).transpose(-1, -2) / math.sqrt(self.head_dim)
-        return logits.softmax(dim=-1) @ values
+        return self._shares(q, keys @ k) @ values

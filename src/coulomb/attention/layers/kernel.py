@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from coulomb._support.errors import ParameterError, ParameterTypeError
 from coulomb.attention.layers.base import AbstractAttention, attention_layers
 from coulomb.attention.layers.masks import real_keys
 from coulomb.attention.layers.parameter_init import Seed, as_generator
-from coulomb.attention.ops.api import kernel_attention
+from coulomb.attention.ops.api import kernel_attention, packed_attention
 from coulomb.attention.ops.decoding import (
     AttentionState,
     decode_step,
@@ -32,6 +33,10 @@ from coulomb.features import (
     Particles,
     as_feature_map,
 )
+
+if TYPE_CHECKING:
+    from coulomb.attention.encoder.dropout import LayerDropout
+    from coulomb.attention.encoder.layout import Layout
 
 __all__ = ["AbstractAttention", "KernelAttention", "attention_layers"]
 
@@ -221,6 +226,30 @@ class KernelAttention(AbstractAttention):
             q, k, v, self.as_particles(), self.feature_map, key_mask, causal=causal
         )
         return functional.dropout(out, self.dropout, self.training)
+
+    def attend_packed(
+        self, x: Tensor, layout: "Layout", dropout: "LayerDropout"
+    ) -> Tensor:
+        out = packed_attention(
+            *self.project_packed(x),
+            self.as_particles(),
+            self.feature_map,
+            layout.cu_seqlens,
+            causal=self.causal,
+        )
+        return dropout.drop(out.flatten(1), self.dropout)
+
+    def attend_compiled(
+        self, x: Tensor, layout: "Layout", dropout: "LayerDropout"
+    ) -> Tensor | None:
+        from coulomb.attention.layers import packed_cores as cores
+
+        if not cores.has_features(self, self.feature_map, layout):
+            return None
+        out = cores.attend_features(
+            self, x, self.as_particles(), self.feature_map, layout
+        )
+        return dropout.drop(out, self.dropout)
 
     def weights(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None, *, causal: bool

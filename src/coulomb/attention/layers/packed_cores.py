@@ -5,19 +5,21 @@ products are torch's; features and what happens inside a sequence are compiled l
 the quadratic order, which is the cheaper one for sentences.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
-from coulomb.attention.encoder.layout import Layout
-from coulomb.attention.encoder.packed_functions import array, weight_gradient
+from coulomb.attention.layers.base import AbstractAttention
 from coulomb.features import (
     AbstractFeatureMap,
     Elu,
     Favor,
+    Particles,
     SoftmaxFeatures,
     Softplus,
     SquaredCosine,
@@ -25,6 +27,10 @@ from coulomb.features import (
 )
 from coulomb.kernels import maps
 from coulomb.kernels import packed_attention as loops
+from coulomb.kernels import packed_mixtures as mixture_loops
+
+if TYPE_CHECKING:
+    from coulomb.attention.encoder.layout import Layout
 
 _KINDS: dict[type[AbstractFeatureMap], int] = {
     SoftmaxFeatures: maps.SOFTMAX,
@@ -38,6 +44,103 @@ _KINDS: dict[type[AbstractFeatureMap], int] = {
 _SLOPED = (maps.SOFTPLUS, maps.SIGMOID2, maps.COS2)
 # Products of features that may be as small as exp(-40) are far from underflow.
 _SAFE_RANGE = 40.0
+# Up to about this length the quadratic order is the cheaper one.
+_LONGEST = 200
+
+_NONE = np.empty(0, np.float32)
+
+
+def as_array(x: Any) -> Any:
+    """View a tensor as an array, None as an empty one; tuples item by item."""
+    if isinstance(x, Tensor):
+        return x.detach().contiguous().numpy()
+    if isinstance(x, tuple):
+        return tuple(map(as_array, x))
+    return _NONE if x is None else x
+
+
+def run(loop: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a compiled loop on tensors."""
+    return loop(*map(as_array, arguments))
+
+
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    """Apply a step of autograd."""
+    out: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return out
+
+
+def weight_gradient(wanted: bool, grad: Tensor, x: Tensor) -> Tensor | None:
+    """Multiply `grad' x`, if somebody wants it."""
+    return grad.t().mm(x) if wanted else None
+
+
+def _tracked(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in tensors
+    )
+
+
+def has_features(
+    layer: AbstractAttention, feature_map: AbstractFeatureMap, layout: "Layout"
+) -> bool:
+    """Say whether `attend_features` can do what a layer does."""
+    return (
+        type(feature_map) in _KINDS
+        and (layer.qkv == "shared" or layer.in_proj_weight is not None)
+        and not layer.causal
+        and layout.effective_length <= _LONGEST
+    )
+
+
+def attend_features(
+    layer: AbstractAttention,
+    x: Tensor,
+    particles: Particles,
+    feature_map: AbstractFeatureMap,
+    layout: "Layout",
+) -> Tensor:
+    """Attend by features inside packed sequences."""
+    shared = layer.qkv == "shared"
+    weight = layer.v_proj_weight if shared else layer.in_proj_weight
+    bias = layer.v_proj_bias if shared else layer.in_proj_bias
+    numbers = map_numbers(feature_map, layer.head_dim)
+    keep = _tracked(x, weight, bias, particles.positions)
+    return apply(KernelCore, x, weight, bias, *particles, numbers, layout, keep)
+
+
+def attend_softmax(
+    layer: AbstractAttention, x: Tensor, layout: "Layout"
+) -> Tensor | None:
+    """Attend by softmax inside packed sequences, or give None where loops cannot."""
+    fits = layout.effective_length <= _LONGEST
+    joint = _project_joint(layer, x) if fits else None
+    if joint is None:
+        return None
+    return apply(SoftmaxCore, joint, layer.num_heads, layout, _tracked(joint))
+
+
+def attend_mixtures(
+    layer: AbstractAttention, x: Tensor, keys: Tensor, values: Tensor, layout: "Layout"
+) -> Tensor | None:
+    """Attend to mixtures inside packed sequences, or give None where loops cannot."""
+    joint = _project_joint(layer, x)
+    if joint is None:
+        return None
+    return apply(MixtureCore, joint, keys, values, layer.num_heads, layout)
+
+
+def _project_joint(layer: AbstractAttention, x: Tensor) -> Tensor | None:
+    """Put queries, keys and values side by side, `(tokens, 3 width)`."""
+    if layer.causal:
+        return None
+    if layer.qkv == "shared":
+        assert layer.v_proj_weight is not None
+        values = functional.linear(x, layer.v_proj_weight, layer.v_proj_bias)
+        return torch.cat([x, x, values], dim=1)
+    if layer.in_proj_weight is None:
+        return None
+    return functional.linear(x, layer.in_proj_weight, layer.in_proj_bias)
 
 
 class MapNumbers(NamedTuple):
@@ -48,11 +151,9 @@ class MapNumbers(NamedTuple):
     floor: float
 
 
-def map_numbers(feature_map: AbstractFeatureMap, dim: int) -> MapNumbers | None:
+def map_numbers(feature_map: AbstractFeatureMap, dim: int) -> MapNumbers:
     """Translate a feature map."""
-    kind = _KINDS.get(type(feature_map))
-    if kind is None:
-        return None
+    kind = _KINDS[type(feature_map)]
     if kind == maps.FAVOR:
         return MapNumbers(kind, dim**-0.25, 0.0)
     cold = 1 / getattr(feature_map, "temperature", 1.0)
@@ -98,7 +199,7 @@ def _evaluate(
     sides: tuple[Tensor, Tensor],
     phases: Tensor | None,
     numbers: MapNumbers,
-    layout: Layout,
+    layout: "Layout",
 ) -> _Features:
     """Evaluate features of the columns of x that hold queries and keys."""
     asking, asked = sides
@@ -109,23 +210,21 @@ def _evaluate(
         halves = _half_squares(x, columns[1], asked, numbers.cold)
         about = numbers.cold, layout.bounds
         if shared:
-            arrays = map(array, (q, halves, weights))
-            if maps.favor_shared_rows(*about, *arrays) < _SAFE_RANGE:
+            if run(maps.favor_shared_rows, *about, q, halves, weights) < _SAFE_RANGE:
                 return _Features(q, none, none, none, weights)
             q, weights = _project(x, columns[0], asking), q.new_ones(len(q))
         k = q.clone() if shared else _project(x, columns[1], asked)
-        maps.favor_rows(*about, *map(array, (q, k, halves)))
+        run(maps.favor_rows, *about, q, k, halves)
         return _Features(q, k, none, none, weights)
-    heads = len(asking)
-    angles = np.zeros((heads, 1), np.float32) if phases is None else array(phases)
+    angles = q.new_zeros(len(asking), 1) if phases is None else phases
     sloped = numbers.kind in _SLOPED
     slopes_q = torch.empty_like(q) if sloped else none
-    maps.map_rows(tuple(numbers), angles, *map(array, (q, slopes_q, weights)))
+    run(maps.map_rows, numbers, angles, q, slopes_q, weights)
     if shared:
         return _Features(q, none, slopes_q, none, weights)
     k = _project(x, columns[1], asked)
     slopes_k = torch.empty_like(k) if sloped else none
-    maps.map_rows(tuple(numbers), angles, *map(array, (k, slopes_k, weights)))
+    run(maps.map_rows, numbers, angles, k, slopes_k, weights)
     return _Features(q, k, slopes_q, slopes_k, weights)
 
 
@@ -145,17 +244,15 @@ def _pull(
     """
     grad_q, grad_k, grad_keys = grads
     heads, count, dim = sides[0].shape
-    about, none = tuple(numbers), torch.zeros_like(grad_keys)
+    none = torch.zeros_like(grad_keys)
     tied, favor = sides[0] is sides[1], numbers.kind == maps.FAVOR
     shared = columns[0] == columns[1] and tied
     # Keys are weighted by one over the sum of their features, unless by exp(-h_j).
     extras = none if favor else grad_keys * features.weights
     first = none if len(grad_k) else extras
-    arrays = (array(t) for t in (features.q, features.slopes_q, first, grad_q))
-    maps.pull_rows(about, *arrays)
+    run(maps.pull_rows, numbers, features.q, features.slopes_q, first, grad_q)
     if len(grad_k):
-        arrays = (array(t) for t in (features.k, features.slopes_k, extras, grad_k))
-        maps.pull_rows(about, *arrays)
+        run(maps.pull_rows, numbers, features.k, features.slopes_k, extras, grad_k)
         if shared:
             grad_q += grad_k
     if favor and grad_x is not None:
@@ -189,7 +286,7 @@ class KernelCore(torch.autograd.Function):
         positions: Tensor,
         phases: Tensor | None,
         numbers: MapNumbers,
-        layout: Layout,
+        layout: "Layout",
         keep: bool,
     ) -> Tensor:
         """Attend."""
@@ -203,12 +300,13 @@ class KernelCore(torch.autograd.Function):
         size = heads * int(layout.offsets[-1]) if keep else 0
         matrices = x.new_empty(size)
         inverses, out = torch.empty_like(features.weights), torch.empty_like(x)
-        loops.attend_features(
-            (array(features.q), array(features.k)),
-            (array(joint), 0 if shared else 2 * width),
+        run(
+            loops.attend_features,
+            (features.q, features.k),
+            (joint, 0 if shared else 2 * width),
             (layout.bounds, heads * layout.offsets),
-            tuple(map(array, (matrices, features.weights, inverses))),
-            array(out),
+            (matrices, features.weights, inverses),
+            out,
         )
         if keep:
             tensors = x, weight, positions, joint, matrices, inverses, out
@@ -226,13 +324,15 @@ class KernelCore(torch.autograd.Function):
         grad_q, grad_k = torch.empty_like(features.q), torch.empty_like(features.k)
         grad_keys = torch.empty_like(features.weights)
         grad_joint = torch.empty_like(joint)
-        loops.attend_features_back(
-            (array(features.q), array(features.k)),
-            (array(joint), 0 if shared else 2 * width),
+        run(
+            loops.attend_features_back,
+            (features.q, features.k),
+            (joint, 0 if shared else 2 * width),
             (layout.bounds, heads * layout.offsets),
-            tuple(map(array, (matrices, features.weights, inverses))),
-            *(array(out), array(grad)),
-            tuple(map(array, (grad_q, grad_k, grad_joint, grad_keys))),
+            (matrices, features.weights, inverses),
+            out,
+            grad,
+            (grad_q, grad_k, grad_joint, grad_keys),
         )
         sides = _sides(positions, width // heads)
         parts = sides, ctx.numbers, features, (grad_q, grad_k, grad_keys)
@@ -250,3 +350,65 @@ class KernelCore(torch.autograd.Function):
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.mm(weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+
+
+class SoftmaxCore(torch.autograd.Function):
+    """Softmax attention with queries, keys and values side by side."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, joint: Tensor, heads: int, layout: "Layout", keep: bool
+    ) -> Tensor:
+        """Attend."""
+        matrices = joint.new_empty(heads * int(layout.offsets[-1]) if keep else 0)
+        out = joint.new_empty(len(joint), joint.shape[1] // 3)
+        places = layout.bounds, heads * layout.offsets
+        run(loops.attend_softmax, heads, joint, places, matrices, out)
+        if keep:
+            ctx.save_for_backward(joint, matrices, out)
+            ctx.where = heads, places
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        joint, matrices, out = ctx.saved_tensors
+        heads, places = ctx.where
+        grad_joint, kept = torch.empty_like(joint), (matrices, out)
+        run(loops.attend_softmax_back, heads, joint, places, *kept, grad, grad_joint)
+        return grad_joint, None, None, None
+
+
+class MixtureCore(torch.autograd.Function):
+    """Softmax attention to learned mixtures of keys and values: Linformer."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        joint: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        heads: int,
+        layout: "Layout",
+    ) -> Tensor:
+        """Attend."""
+        tokens, width, rank = len(joint), joint.shape[1] // 3, len(keys)
+        mixed = joint.new_empty(2 * rank * heads * layout.count, width // heads)
+        shares = joint.new_empty(heads * tokens, (rank + 7) // 8 * 8)
+        out = joint.new_empty(tokens, width)
+        about = heads, (keys, values), joint, layout.bounds
+        run(mixture_loops.attend_mixtures, *about, mixed, shares, out)
+        ctx.save_for_backward(joint, keys, values, mixed, shares, out)
+        ctx.heads, ctx.layout = heads, layout
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        joint, keys, values, mixed, shares, out = ctx.saved_tensors
+        grad_joint = torch.empty_like(joint)
+        grads = joint.new_zeros(keys.shape), joint.new_zeros(values.shape)
+        about = ctx.heads, (keys, values), joint, ctx.layout.bounds
+        kept = mixed, shares, out
+        run(mixture_loops.attend_mixtures_back, *about, *kept, grad, grad_joint, grads)
+        return grad_joint, *grads, None, None
