@@ -7,7 +7,7 @@ import torch
 from coulomb._support.archive import plain
 from coulomb.interactions import Riesz
 from coulomb.report.print import print_side_by_side
-from coulomb.report.sections.theory import CHARTS
+from coulomb.report.sections.theory import theory_charts
 from coulomb.theory import (
     Disc,
     GapSettings,
@@ -42,7 +42,7 @@ def test_mean_field(tmp_path, generator, grid):
     flow = evolve(system, start, [0.01, 0.02])
     found = {"points": grid.points, "flow": flow, "gap": gap}
     found["equilibrium"] = equilibrium(system)
-    print_side_by_side(CHARTS["meanfield"]("a", plain(found)), path)
+    print_side_by_side(theory_charts("meanfield", "a", plain(found)), path)
     assert path.read_bytes().startswith(PNG)
     assert [each.name for each in path.parent.iterdir()] == ["meanfield.png"]
 
@@ -63,5 +63,5 @@ def test_deviations(tmp_path):
     )
     energy = free_energy_curve(system, [4, 8, 16], settings=settings, generator=random)
     found = plain({"deviations": curve, "free_energy": energy})
-    print_side_by_side(CHARTS["deviations"]("a", found), tmp_path / "rare.png")
+    print_side_by_side(theory_charts("deviations", "a", found), tmp_path / "rare.png")
     assert (tmp_path / "rare.png").read_bytes().startswith(PNG)

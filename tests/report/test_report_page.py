@@ -293,7 +293,9 @@ def test_broken_theory_is_named(tmp_path):
     (tmp_path / "other.json").write_text("{")
     problems = arrange(read_results(write_results(tmp_path, text=make_text()))).problems
     assert problems[0].startswith("other.json: not JSON")
-    assert problems[1].startswith("meanfield.json: The mean-field numbers lack a part")
+    assert problems[1].startswith(
+        "meanfield.json: The numbers of `coulomb meanfield` lack a part"
+    )
 
 
 def test_a_folder_without_results_is_refused(tmp_path):

@@ -21,16 +21,25 @@ from typer.testing import CliRunner
 from coulomb._support.archive import write_json
 from coulomb.cli.report import report
 from coulomb.experiments import Record
-from coulomb.report.chart import Axis, Chart, Curve, Dots, Field, Histogram, Ink
+from coulomb.report.chart import (
+    Axis,
+    Chart,
+    Curve,
+    Dots,
+    Field,
+    Histogram,
+    Ink,
+    chart_numbers,
+)
 from coulomb.report.chart import drawable as keep
 from coulomb.report.interactive import interactive
 from coulomb.report.movie import pack, read_runs
+from coulomb.report.page import draw
 from coulomb.report.palette import _TONES, DARK, LIGHT
-from coulomb.report.parts import chart_numbers, draw
 from coulomb.report.print import printed
 from coulomb.report.rows import Row, averaged, by_row, row_inks, tick
 from coulomb.report.sections.phase_a import phase_a_section
-from coulomb.report.sections.theory import deviation_charts, meanfield_charts
+from coulomb.report.sections.theory import theory_charts
 from coulomb.report.tables import Column, Table, mark_best, number, text
 
 X, Y = Axis("x"), Axis("y")
@@ -178,7 +187,7 @@ def test_density_in_the_plane():
         "positions": [[[[0.1, 0.2], [0.3, 0.4]]]],
         "first_exponent": None,
     }
-    density, energy, gap = meanfield_charts("k", data)
+    density, energy, gap = theory_charts("meanfield", "k", data)
     field, cloud = density.layers
     assert field.z[2] == pytest.approx(axis)  # the row y = 0 is whole
     assert math.isnan(field.z[0][0])
@@ -188,7 +197,7 @@ def test_density_in_the_plane():
 
 
 def test_deviations_show_measurement_and_prediction():
-    rarity, partition = deviation_charts("k", make_deviations())
+    rarity, partition = theory_charts("deviations", "k", make_deviations())
     measured, predicted = rarity.layers
     assert measured.y == pytest.approx([-1.2, -2.4, -4.8])
     assert measured.high[0] - measured.y[0] == pytest.approx(0.2)  # two errors of 0.1

@@ -311,8 +311,8 @@ def _write(
     numbers = plain(found)
     if figure is not None:
         from coulomb.report.print import print_side_by_side
-        from coulomb.report.sections.theory import CHARTS
+        from coulomb.report.sections.theory import theory_charts
 
-        print_side_by_side(CHARTS[name](name, numbers), figure)
+        print_side_by_side(theory_charts(name, name, numbers), figure)
         typer.echo(f"Picture: {figure}")
     write_numbers(json, numbers)

@@ -1,9 +1,13 @@
 """Charts as plain data: one description, drawn on the page and in print alike."""
 
+import csv
+import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+from coulomb.report.tables import harmless
 
 Numbers = tuple[float, ...]
 
@@ -192,3 +196,41 @@ def numbers(values: Iterable[float | None]) -> Numbers:
 
 def _short(value: float) -> str:
     return f"{value:.3g}"
+
+
+def chart_numbers(chart: Chart) -> str:
+    """Write the numbers behind a chart as comma-separated values.
+
+    Examples
+    --------
+    >>> layer = Curve("a", (1.0,), (2.0,), (1.5,), (2.5,))
+    >>> print(chart_numbers(Chart("k", "t", Axis("x"), Axis("y"), (layer,))))
+    series,x,y,low,high
+    a,1.0,2.0,1.5,2.5
+    """
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\r\n")
+    writer.writerow(["series", "x", "y", "low", "high"])
+    for layer in chart.layers:
+        for line in _lines(layer, chart.y.names):
+            writer.writerow([harmless(layer.name), *line])
+    return file.getvalue()
+
+
+def _lines(layer: Layer, names: tuple[str, ...]) -> Iterator[tuple[object, ...]]:
+    if isinstance(layer, Curve):
+        for i, point in enumerate(zip(layer.x, layer.y, strict=True)):
+            band = (layer.low[i], layer.high[i]) if layer.low else ("", "")
+            yield (*point, *band)
+    elif isinstance(layer, Dots):
+        for i, (row, value) in enumerate(zip(layer.rows, layer.values, strict=True)):
+            reach = layer.reach[i] if layer.reach else None
+            ends = ("", "") if reach is None else (value - reach, value + reach)
+            yield (harmless(names[round(row)]), value, *ends)
+    elif isinstance(layer, Histogram):
+        for left, height in zip(layer.edges, layer.heights, strict=False):
+            yield (left, height, "", "")
+    else:
+        for y, values in zip(layer.y, layer.z, strict=True):
+            for x, value in zip(layer.x, values, strict=True):
+                yield (x, y, value, "")

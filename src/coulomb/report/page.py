@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -20,12 +20,20 @@ from coulomb._support.stats import Difference
 from coulomb._version import __version__
 from coulomb.experiments.records import Record
 from coulomb.experiments.summary import paired, select
-from coulomb.report.interactive import library
+from coulomb.report.chart import (
+    Chart,
+    Field,
+    Layer,
+    chart_numbers,
+    drawable,
+)
+from coulomb.report.interactive import interactive, library
 from coulomb.report.load_results import Results, read_results
 from coulomb.report.movie import Run, pack, print_runs
 from coulomb.report.palette import theme_styles
-from coulomb.report.parts import Group, Picture, Section, draw, legend_of
+from coulomb.report.print import printed
 from coulomb.report.rows import EXPECTED, clean, place_of
+from coulomb.report.sections import Group, Section
 from coulomb.report.sections.claims import ClaimsView, view_claims
 from coulomb.report.sections.default import general_section
 from coulomb.report.sections.phase_a import phase_a_section
@@ -262,6 +270,40 @@ _TITLE = "A Coulomb particle model for learning kernels"
 _SCRIPTS = ("theme.js", "charts.js", "tables.js", "movie.js")
 
 
+class Picture(NamedTuple):
+    """A chart in all its forms."""
+
+    key: str
+    title: str
+    alt: str
+    caption: str
+    svg: bytes
+    png: bytes
+    csv: str = ""
+    interactive: dict[str, Any] | None = None
+    legend: Sequence[Layer] = ()
+    rows: int = 0  # of a vertical axis with names
+
+
+def draw(chart: Chart, *, own_legend: bool) -> Picture:
+    """Draw a chart in all its forms."""
+    chart = drawable(chart)
+    words = (chart.key, chart.title, chart.alt, chart.caption)
+    legend = legend_of([chart]) if own_legend else []
+    forms = (*printed(chart), chart_numbers(chart), interactive(chart))
+    return Picture(*words, *forms, legend, len(chart.y.names))
+
+
+def legend_of(charts: Iterable[Chart]) -> list[Layer]:
+    """List what can be switched on and off in a group of charts, each name once."""
+    entries: dict[str, Layer] = {}
+    for chart in charts:
+        for layer in drawable(chart).layers:
+            if not isinstance(layer, Field):
+                entries.setdefault(layer.name, layer)
+    return list(entries.values())
+
+
 def write_report(folder: Path, out: Path | None = None) -> Path:
     """Write the page of a folder of results."""
     contents = arrange(read_results(folder))
@@ -358,10 +400,6 @@ def _movie(runs: list[Run]) -> dict[str, Any] | None:
             "kernel matrix before and after.",
             svg,
             png,
-            csv="",
-            interactive=None,
-            legend=[],
-            rows=0,
         ),
     }
 

@@ -1,1 +1,37 @@
 """One module for each part of the page: records in, a section out."""
+
+from dataclasses import dataclass
+
+from coulomb.report.chart import Chart
+from coulomb.report.tables import Table
+
+
+@dataclass(frozen=True)
+class Group:
+    """Charts that share a legend; charts without layers are left out."""
+
+    title: str
+    charts: tuple[Chart, ...]
+    shared: bool = True
+
+    def __post_init__(self) -> None:
+        shown = tuple(chart for chart in self.charts if chart.layers)
+        object.__setattr__(self, "charts", shown)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the page; empty groups and tables are left out."""
+
+    key: str
+    title: str
+    link: str
+    intro: tuple[str, ...] = ()
+    groups: tuple[Group, ...] = ()
+    tables: tuple[Table, ...] = ()
+
+    def __post_init__(self) -> None:
+        groups = tuple(group for group in self.groups if group.charts)
+        tables = tuple(table for table in self.tables if table.rows)
+        object.__setattr__(self, "groups", groups)
+        object.__setattr__(self, "tables", tables)

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 
 from coulomb.experiments.records import Record
-from coulomb.report.parts import Section
 from coulomb.report.rows import (
     as_number,
     by_row,
@@ -14,6 +13,7 @@ from coulomb.report.rows import (
     slug,
     varying,
 )
+from coulomb.report.sections import Section
 from coulomb.report.tables import Cell, Column, Table, number, text
 
 _MOST_ROWS = 500

@@ -6,8 +6,8 @@ from coulomb._support.stats import Difference
 from coulomb.experiments.phase_a import compare_arms
 from coulomb.experiments.records import Record
 from coulomb.report.chart import Axis, Chart, Dots, Ink
-from coulomb.report.parts import Group, Section
 from coulomb.report.rows import averaged, clean, estimate, metric, slug
+from coulomb.report.sections import Group, Section
 from coulomb.report.tables import Column, Table, mark_best, number, text
 
 _SCORE = metric("score")
@@ -39,8 +39,8 @@ def phase_a_section(records: Sequence[Record]) -> Section:
             "the part whose norms no label chose (placed). The "
             "score is the accuracy, or the F1 of entities, on rows that chose nothing.",
         ),
-        (Group("", tuple(chart for chart in charts if chart.layers), shared=False),),
-        tuple(table for table in tables if table.rows),
+        (Group("", tuple(charts), shared=False),),
+        tuple(tables),
     )
 
 

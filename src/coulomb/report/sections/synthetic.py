@@ -7,7 +7,6 @@ from coulomb._support.stats import PowerLaw, fit_power_law
 from coulomb.experiments.paper import paper_table, published_power_laws
 from coulomb.experiments.records import Record
 from coulomb.report.chart import Axis, Chart, Curve
-from coulomb.report.parts import Group, Section
 from coulomb.report.rows import (
     COMMON,
     EXPECTED,
@@ -31,6 +30,7 @@ from coulomb.report.rows import (
     whose,
     whose_short,
 )
+from coulomb.report.sections import Group, Section
 from coulomb.report.sections.text import show_heads
 from coulomb.report.tables import Cell, Column, Table, number, text
 
@@ -75,7 +75,7 @@ def noise_section(records: Sequence[Record]) -> Section:
                 )
                 for short, head, y, value, bayes in _SCORES
             ]
-            groups.append(Group(_join(whose(constants), title), _filled(charts)))
+            groups.append(Group(_join(whose(constants), title), tuple(charts)))
         tables += [
             score_table(
                 f"noise-accuracy{key}",
@@ -101,8 +101,8 @@ def noise_section(records: Sequence[Record]) -> Section:
             "row carries two controls: the same norms without the labels’ placement, "
             "and the same dynamics without the labels’ force.",
         ),
-        _shown(groups),
-        _nonempty(tables),
+        tuple(groups),
+        tuple(tables),
     )
 
 
@@ -125,7 +125,7 @@ def strength_section(records: Sequence[Record]) -> Section:
                     bayes=True,
                 )
             )
-        groups.append(Group(whose(constants), _filled(charts)))
+        groups.append(Group(whose(constants), tuple(charts)))
     tables = [
         score_table(
             "strength-accuracy",
@@ -149,8 +149,8 @@ def strength_section(records: Sequence[Record]) -> Section:
             "λ from 0 to 1.5 for the logarithmic and the Riesz repulsion, against "
             "random Fourier features. The paper finds moderate strengths best.",
         ),
-        _shown(groups),
-        _nonempty(tables),
+        tuple(groups),
+        tuple(tables),
     )
 
 
@@ -175,7 +175,7 @@ def budget_section(records: Sequence[Record]) -> Section:
             )
             for i, sigma in enumerate(noises)
         ]
-        groups.append(Group(whose(constants), _filled(charts)))
+        groups.append(Group(whose(constants), tuple(charts)))
     for i, sigma in enumerate(noises):
         tables.append(
             score_table(
@@ -193,8 +193,8 @@ def budget_section(records: Sequence[Record]) -> Section:
         "How many features are needed",
         "Budget",
         ("Accuracy against D for fixed, importance-sampled and learned features.",),
-        _shown(groups),
-        _nonempty(tables),
+        tuple(groups),
+        tuple(tables),
     )
 
 
@@ -221,18 +221,6 @@ def _repulsion(record: Record) -> str:
     return "riesz" if place_of(record, "exponent") else "log"
 
 
-def _filled(charts: Sequence[Chart]) -> tuple[Chart, ...]:
-    return tuple(chart for chart in charts if chart.layers)
-
-
-def _shown(groups: Sequence[Group]) -> tuple[Group, ...]:
-    return tuple(group for group in groups if group.charts)
-
-
-def _nonempty(tables: Sequence[Table]) -> tuple[Table, ...]:
-    return tuple(table for table in tables if table.rows)
-
-
 def _join(*words: str) -> str:
     return ", ".join(word for word in words if word)
 
@@ -253,7 +241,6 @@ def runtime_section(records: Sequence[Record]) -> Section:
         for row, part in rows.items()
         if (points := estimates(part, "n_samples", seconds("total")))
     }
-    charts = (ours, _published(found))
     return Section(
         "runtime",
         "Runtime",
@@ -263,8 +250,8 @@ def runtime_section(records: Sequence[Record]) -> Section:
             "The published seconds are from another machine: compare slopes, not "
             "heights. Fits are t = c nᵞ, by least squares on logarithmic axes.",
         ),
-        (Group("", tuple(chart for chart in charts if chart.layers)),),
-        tuple(t for t in (_table(found), _fits(found)) if t.rows),
+        (Group("", (ours, _published(found))),),
+        (_table(found), _fits(found)),
     )
 
 

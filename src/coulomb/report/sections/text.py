@@ -8,8 +8,8 @@ from coulomb.experiments.paper import MAPS, TASKS, paper_table
 from coulomb.experiments.records import Record
 from coulomb.experiments.summary import paired
 from coulomb.report.chart import Axis, Chart, Dots, Ink
-from coulomb.report.parts import Group, Section
 from coulomb.report.rows import (
+    Estimate,
     Row,
     Value,
     averaged,
@@ -26,6 +26,7 @@ from coulomb.report.rows import (
     whose,
     whose_short,
 )
+from coulomb.report.sections import Group, Section
 from coulomb.report.tables import Cell, Column, Table, mark_best, number, text
 
 _SHARED = ("task", "changes")
@@ -42,7 +43,7 @@ _SERIES = {
 }
 # Series of one row stand a little apart, so that none covers another.
 _OFFSETS = {"": -0.2, "norm-matched": 0.0, "noise-only": 0.2}
-_PUBLISHED = ("published", Ink(7, 0, 4))
+_QUOTED = Ink(7, 0, 4)
 # Metric, heading, whether more is better, and the column of the published table.
 _COLUMNS: tuple[tuple[Value, str, int, str], ...] = (
     (metric("accuracy"), "accuracy", 1, "accuracy"),
@@ -71,10 +72,9 @@ def text_section(records: Sequence[Record]) -> Section:
         for constants, chosen in by_constants(rows).items():
             key = f"text-{slug(task)}-{slug(constants)}"
             theirs = published if constants == "paper" else {}
-            charts = [_accuracies(key, chosen, theirs), _gains(key, chosen, theirs)]
-            shown = tuple(chart for chart in charts if chart.layers)
+            charts = (_accuracies(key, chosen, theirs), _gains(key, chosen, theirs))
             title = f"{name} ({splits} split), {whose(constants).lower()}"
-            groups.append(Group(title, shown, shared=False))
+            groups.append(Group(title, charts, shared=False))
         tables.append(_table(slug(task), f"{name}, {splits} split", rows, published))
     return Section(
         "text",
@@ -85,8 +85,8 @@ def text_section(records: Sequence[Record]) -> Section:
             "controls move them just as far without the labels: to the same norms, or "
             "by noise alone. Bags of words say what there is to beat.",
         ),
-        tuple(group for group in groups if group.charts),
-        tuple(table for table in tables if table.rows),
+        tuple(groups),
+        tuple(tables),
     )
 
 
@@ -112,8 +112,7 @@ def show_heads(records: Sequence[Record]) -> tuple[list[Group], list[Table]]:
             for constants, chosen in by_constants(part).items()
         ]
         name = _NAMES.get(task, task)
-        shown = tuple(chart for chart in charts if chart.layers)
-        groups.append(Group(f"Attention on {name}", shown))
+        groups.append(Group(f"Attention on {name}", tuple(charts)))
         tables.append(
             score_table(
                 f"heads-{slug(task)}",
@@ -140,28 +139,25 @@ def _accuracies(
     names = list(dict.fromkeys(row.method for row in rows))
     layers = []
     for control, (series, ink) in _SERIES.items():
-        values, places, reach = [], [], []
-        for row, part in rows.items():
-            point = estimate(map(metric("accuracy"), part))
-            if row.control == control and point is not None:
-                values.append(point.mean)
-                places.append(names.index(row.method) + _OFFSETS[control])
-                reach.append(2 * point.standard_error)
-        if values:
-            layers.append(Dots(series, tuple(values), tuple(places), tuple(reach), ink))
-    known = [name for name in names if name in published]
-    if known:
-        values = [float(published[name]["accuracy"]) for name in known]
-        places = [float(names.index(name)) for name in known]
-        layers.append(
-            Dots(_PUBLISHED[0], tuple(values), tuple(places), (), _PUBLISHED[1])
-        )
+        points = {
+            names.index(row.method) + _OFFSETS[control]: point
+            for row, part in rows.items()
+            if row.control == control
+            and (point := estimate(map(metric("accuracy"), part))) is not None
+        }
+        layers.append(_dots(series, points, ink))
+    theirs = {
+        float(place): float(published[name]["accuracy"])
+        for place, name in enumerate(names)
+        if name in published
+    }
+    layers.append(Dots("published", tuple(theirs.values()), tuple(theirs), ink=_QUOTED))
     return Chart(
         f"{key}-accuracy",
         "Accuracy of every row",
         Axis("accuracy"),
         Axis("", names=tuple(names)),
-        tuple(layers),
+        tuple(layer for layer in layers if layer.values),
         "Means over seeds. Published values are single runs.",
     )
 
@@ -186,35 +182,37 @@ def _gains(
     )
     layers = []
     for series, prefix, control, ink in rivals:
-        values, places, reach = [], [], []
+        gaps = {}
         for i, name in enumerate(maps):
             theirs = parts.get((f"{prefix}-{name}", control), [])
             gap = paired(parts[f"kernel-{name}", ""], theirs, "accuracy")
             if gap.n:
-                values.append(gap.mean)
-                places.append(i + _OFFSETS[control])
-                reach.append(2 * gap.standard_error)
-        if values:
-            layers.append(Dots(series, tuple(values), tuple(places), tuple(reach), ink))
-    known = [name for name in maps if f"kernel-{name}" in published]
-    if known:
-        gaps = [
-            published[f"kernel-{name}"]["accuracy"]
-            - published[f"vanilla-{name}"]["accuracy"]
-            for name in known
-        ]
-        places = [float(maps.index(name)) for name in known]
-        title = "minus Vanilla, published"
-        layers.append(Dots(title, tuple(gaps), tuple(places), (), _PUBLISHED[1]))
+                gaps[i + _OFFSETS[control]] = gap
+        layers.append(_dots(series, gaps, ink))
+    quoted = {
+        float(place): published[f"kernel-{name}"]["accuracy"]
+        - published[f"vanilla-{name}"]["accuracy"]
+        for place, name in enumerate(maps)
+        if f"kernel-{name}" in published
+    }
+    title = "minus Vanilla, published"
+    layers.append(Dots(title, tuple(quoted.values()), tuple(quoted), ink=_QUOTED))
     return Chart(
         f"{key}-gains",
         "What Phase A gains",
         Axis("accuracy, Kernel minus other", zero=True),
         Axis("", names=tuple(maps)),
-        tuple(layers),
+        tuple(layer for layer in layers if layer.values),
         "Paired by seed, ± 2 standard errors. A gain that is there against Vanilla but "
         "not against the norm-matched control is a gain of the norms alone.",
     )
+
+
+def _dots(series: str, points: Mapping[float, Estimate], ink: Ink) -> Dots:
+    """Make a series of estimates, each with two standard errors either way."""
+    values = tuple(point.mean for point in points.values())
+    reach = tuple(2 * point.standard_error for point in points.values())
+    return Dots(series, values, tuple(points), reach, ink)
 
 
 def _table(

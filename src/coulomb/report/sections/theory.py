@@ -18,8 +18,8 @@ from coulomb.report.chart import (
     Numbers,
     numbers,
 )
-from coulomb.report.parts import Group, Section
 from coulomb.report.rows import clean
+from coulomb.report.sections import Group, Section
 from coulomb.report.sections.default import metric_tables
 
 _PARTICLES, _DENSITY, _REST = Ink(1), Ink(2), Ink(0, 1)
@@ -27,38 +27,32 @@ _BINS = 40
 _SHOWN_TIMES = 5
 
 
-def meanfield_charts(key: str, data: Mapping[str, Any]) -> list[Chart]:
-    """Chart the density in time with particles on top, the free energy and the gap."""
+def theory_charts(name: str, key: str, data: Mapping[str, Any]) -> list[Chart]:
+    """Chart what `coulomb meanfield` or `coulomb deviations` found."""
     try:
-        points = np.array(data["points"], dtype=np.float64)
-        draw = _density_on_line if points.shape[1] == 1 else _density_in_plane
-        return [
-            draw(key, points, data),
-            _free_energy(key, data["flow"], data["equilibrium"]),
-            _gap(key, data["gap"]),
-        ]
+        return _CHARTS[name](key, data)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise FileFormatError(
-            f"The mean-field numbers lack a part: {error!r}; write them again with "
-            "`coulomb meanfield --json`."
+            f"The numbers of `coulomb {name}` lack a part: {error!r}; write them again "
+            "with its `--json`."
         ) from error
 
 
-def deviation_charts(key: str, data: Mapping[str, Any]) -> list[Chart]:
-    """Chart log-probabilities against the speed, and the free energy against N."""
-    try:
-        return [
-            _rarity(key, data["deviations"]),
-            _partition(key, data["free_energy"]),
-        ]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise FileFormatError(
-            f"The large-deviation numbers lack a part: {error!r}; write them again "
-            "with `coulomb deviations --json`."
-        ) from error
+def _meanfield(key: str, data: Mapping[str, Any]) -> list[Chart]:
+    points = np.array(data["points"], dtype=np.float64)
+    draw = _density_on_line if points.shape[1] == 1 else _density_in_plane
+    return [
+        draw(key, points, data),
+        _free_energy(key, data["flow"], data["equilibrium"]),
+        _gap(key, data["gap"]),
+    ]
 
 
-CHARTS = {"meanfield": meanfield_charts, "deviations": deviation_charts}
+def _deviations(key: str, data: Mapping[str, Any]) -> list[Chart]:
+    return [_rarity(key, data["deviations"]), _partition(key, data["free_energy"])]
+
+
+_CHARTS = {"meanfield": _meanfield, "deviations": _deviations}
 
 
 def _density_on_line(key: str, points: Any, data: Mapping[str, Any]) -> Chart:
@@ -276,7 +270,6 @@ _PARTS = (
         "As N grows the particles follow the McKean-Vlasov equation. Its free energy "
         "falls at every step, and the gap between particles and density closes as a "
         "power of N.",
-        meanfield_charts,
     ),
     (
         "deviations",
@@ -285,7 +278,6 @@ _PARTS = (
         "Deviations",
         "Under the Gibbs law a deviation of the learned kernel becomes exponentially "
         "rare. Measured probabilities against the rate that the theory predicts.",
-        deviation_charts,
     ),
 )
 
@@ -297,13 +289,13 @@ def theory_sections(
 ) -> list[Section]:
     """Chart the numbers of the theory's verbs, and tabulate their records."""
     sections = []
-    for key, part, title, link, intro, make in _PARTS:
+    for key, part, title, link, intro in _PARTS:
         groups = []
         for i, (name, data) in enumerate(theory.items()):
             if part not in data:
                 continue
             try:
-                charts: list[Chart] = make(f"{key}-{i}", data)
+                charts = theory_charts(key, f"{key}-{i}", data)
             except FileFormatError as error:
                 problems.append(f"{name}.json: {error}")
                 continue
