@@ -9,7 +9,7 @@ For `P_N = exp(-beta_N H_N) / Z_N`, the empirical measure is near `mu` with prob
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -309,12 +309,9 @@ def partition_function(
     >>> round(estimate.value, 6)  # log of the volume, 3 log 2
     2.079442
     """
+    density = equilibrium(system).density
     weighted = weighted_configurations(
-        system,
-        n_particles,
-        equilibrium(system).density,
-        settings=settings,
-        generator=generator,
+        system, n_particles, density, settings=settings, generator=generator
     )
     return log_mean(weighted.log_weights)
 
@@ -465,38 +462,22 @@ def deviation_curve(
             f"observable, {values.min():g} to {values.max():g}; got {delta!r}."
         )
     rate = min(contract(limit, observable, level).rate for _, level in sides)
+    drawn: dict[str, Any] = {"settings": settings, "generator": generator}
     rows = []
     for count in counts:
-        check_count("counts", count)
-        finite = scaling.finite(system, count)
-        normaliser = partition_function(
-            finite, count, settings=settings, generator=generator
-        )
+        finite = scaling.finite(system, check_count("counts", count))
+        normaliser = partition_function(finite, count, **drawn)
         tails, rates = [], []
         for upper, level in sides:
             target = contract(finite, observable, level)
             # Where the finite system rests beyond the level there is nothing rare.
             rates.append(target.rate if (target.tilt > 0) == upper else 0.0)
-            tails.append(
-                tail_probability(
-                    finite,
-                    count,
-                    observable,
-                    level,
-                    upper=upper,
-                    target=target,
-                    normaliser=normaliser,
-                    settings=settings,
-                    generator=generator,
-                )
-            )
-        total = _add(tails)
-        rows.append((*total, -count * min(rates)))
+            known = drawn | {"upper": upper, "target": target, "normaliser": normaliser}
+            tails.append(tail_probability(finite, count, observable, level, **known))
+        rows.append((*_add(tails), -count * min(rates)))
         if watch is not None:
             watch(count)
-    logs, errors, sizes, predictions = (
-        np.array(column) for column in zip(*rows, strict=True)
-    )
+    logs, errors, sizes, predictions = map(np.array, zip(*rows, strict=True))
     n = np.array(counts, dtype=np.float64)
     speeds = np.array([scaling.speed(count) for count in counts])
     decay = -logs - 0.5 * np.log(speeds)
@@ -570,19 +551,11 @@ def free_energy_curve(
         estimate = partition_function(
             finite, count, settings=settings, generator=generator
         )
-        total = scaling.total(count)
-        rows.append(
-            (
-                count,
-                -estimate.value / total,
-                estimate.standard_error / total,
-                estimate.effective_size,
-                equilibrium(finite).free_energy,
-            )
-        )
+        value, error, size = estimate
+        total, least = scaling.total(count), equilibrium(finite).free_energy
+        rows.append((count, -value / total, error / total, size, least))
         if watch is not None:
             watch(count)
     columns = [np.array(column, dtype=np.float64) for column in zip(*rows, strict=True)]
     limit = equilibrium(scaling.limit(system)).free_energy
-    n, values, errors, sizes, finite_limits = columns
-    return FreeEnergyCurve(n, values, errors, sizes, finite_limits, limit)
+    return FreeEnergyCurve._make((*columns, limit))

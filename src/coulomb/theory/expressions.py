@@ -71,21 +71,44 @@ def parse_expression(text: str, dim: int) -> Function:
             f"`expression` must have at most {_LONGEST} characters; got {len(text)}."
         )
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
-        _check(tree, dim)
+        value = _build(ast.parse(text.strip(), mode="eval").body, dim)
     except (SyntaxError, RecursionError, ValueError) as error:
         if isinstance(error, ParameterError):
             raise
         raise ParameterError(
             f"`expression` must be a formula such as 2*x**2; got {text!r}."
         ) from error
+    # Constants take the shape of the positions.
+    return lambda positions: 0 * positions[..., 0] + value(positions)
 
-    def function(positions: Tensor) -> Tensor:
-        value = _evaluate(tree, positions)
-        zero = 0 * positions[..., 0]  # constants take the shape of the positions
-        return zero + value
 
-    return function
+def _build(node: ast.AST, dim: int) -> Function:
+    """Turn a syntax tree into a function, refusing what is not arithmetic."""
+    if isinstance(node, ast.Constant) and _is_number(node.value):
+        # Numbers become tensors: powers of Python integers could grow for ever.
+        return _constant(float(node.value))  # type: ignore[arg-type]
+    if isinstance(node, ast.Name):
+        return _variable(node.id, dim)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        combine = _OPERATORS[type(node.op)]
+        left, right = _build(node.left, dim), _build(node.right, dim)
+        return lambda w: torch.as_tensor(combine(left(w), right(w)))
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
+        apply, operand = _OPERATORS[type(node.op)], _build(node.operand, dim)
+        return lambda w: torch.as_tensor(apply(operand(w)))
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in _FUNCTIONS
+        and len(node.args) == 1
+        and not node.keywords
+    ):
+        function, argument = _FUNCTIONS[node.func.id], _build(node.args[0], dim)
+        return lambda w: function(argument(w))
+    raise ParameterError(
+        "`expression` may only use numbers, coordinates, + - * / ** and "
+        f"{', '.join(_FUNCTIONS)}; got {ast.unparse(node)!r}."
+    )
 
 
 def _is_number(value: object) -> bool:
@@ -94,56 +117,19 @@ def _is_number(value: object) -> bool:
     return abs(value) <= 1e100  # larger ones overflow
 
 
-def _check(node: ast.AST, dim: int) -> None:
-    if isinstance(node, ast.Constant) and _is_number(node.value):
-        return
-    if isinstance(node, ast.Name):
-        names = [*list(_COORDINATES)[:dim], "r", *_CONSTANTS]
-        if node.id not in names:
-            raise ParameterError(
-                f"`expression` has no variable {node.id!r} in {dim} dimensions. Known: "
-                f"{', '.join(names)}."
-            )
-        return
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        _check(node.left, dim)
-        _check(node.right, dim)
-        return
-    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
-        _check(node.operand, dim)
-        return
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in _FUNCTIONS
-        and len(node.args) == 1
-        and not node.keywords
-    ):
-        _check(node.args[0], dim)
-        return
-    raise ParameterError(
-        "`expression` may only use numbers, coordinates, + - * / ** and "
-        f"{', '.join(_FUNCTIONS)}; got {ast.unparse(node)!r}."
-    )
+def _constant(value: float) -> Function:
+    return lambda w: torch.tensor(value, dtype=w.dtype)
 
 
-def _evaluate(node: ast.AST, positions: Tensor) -> Tensor:
-    # Numbers become tensors at once: powers of Python integers could grow for ever.
-    if isinstance(node, ast.Constant):
-        return torch.tensor(float(node.value), dtype=positions.dtype)  # type: ignore[arg-type]
-    if isinstance(node, ast.Name):
-        if node.id in _CONSTANTS:
-            return torch.tensor(_CONSTANTS[node.id], dtype=positions.dtype)
-        if node.id == "r":
-            return positions.square().sum(dim=-1).sqrt()
-        return positions[..., _COORDINATES[node.id]]
-    if isinstance(node, ast.BinOp):
-        left, right = _evaluate(node.left, positions), _evaluate(node.right, positions)
-        return torch.as_tensor(_OPERATORS[type(node.op)](left, right))
-    if isinstance(node, ast.UnaryOp):
-        return torch.as_tensor(
-            _OPERATORS[type(node.op)](_evaluate(node.operand, positions))
+def _variable(name: str, dim: int) -> Function:
+    names = [*list(_COORDINATES)[:dim], "r", *_CONSTANTS]
+    if name not in names:
+        raise ParameterError(
+            f"`expression` has no variable {name!r} in {dim} dimensions. Known: "
+            f"{', '.join(names)}."
         )
-    assert isinstance(node, ast.Call)
-    assert isinstance(node.func, ast.Name)
-    return _FUNCTIONS[node.func.id](_evaluate(node.args[0], positions))
+    if name in _CONSTANTS:
+        return _constant(_CONSTANTS[name])
+    if name == "r":
+        return lambda w: w.square().sum(dim=-1).sqrt()
+    return lambda w: w[..., _COORDINATES[name]]

@@ -13,6 +13,7 @@ import enum
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -285,6 +286,10 @@ class _Recorder:
                 f"The flow stopped at time {time:g}: no step lowers the free energy."
             )
 
+    def flow(self, times: FloatArray, densities: FloatArray, end: FlowEnd) -> Flow:
+        steps, energies = np.array(self.times), np.array(self.energies)
+        return Flow(times, densities, steps, energies, self.rejected, end)
+
 
 def evolve(
     system: MeanField,
@@ -367,14 +372,7 @@ def evolve(
                 end = FlowEnd.STEP_LIMIT
         if end is FlowEnd.TIME_REACHED:
             kept.append(rho)
-    return Flow(
-        marks[: len(kept)],
-        np.array(kept or [rho]),
-        np.array(recorder.times),
-        np.array(recorder.energies),
-        recorder.rejected,
-        end,
-    )
+    return recorder.flow(marks[: len(kept)], np.array(kept or [rho]), end)
 
 
 class _Trial(NamedTuple):
@@ -382,7 +380,6 @@ class _Trial(NamedTuple):
 
     extrapolated: FloatArray
     halves: FloatArray
-    felt: FloatArray
     error: float
 
 
@@ -394,22 +391,19 @@ def _try_step(
     now: FloatArray,
     guess: FloatArray,
 ) -> _Trial | None:
-    inner = 1e-3 * tolerance
-    whole = implicit_step(system, rho, dt, guess=guess, tolerance=inner)
+    """Make a step and its two halves; None if one of them does not converge."""
+    step = partial(implicit_step, system, tolerance=1e-3 * tolerance)
+    whole = step(rho, dt, guess=guess)
     if not whole.converged:
         return None
-    middle = 0.5 * (now + whole.felt)
-    first = implicit_step(system, rho, dt / 2, guess=middle, tolerance=inner)
+    first = step(rho, dt / 2, guess=0.5 * (now + whole.felt))
     if not first.converged:
         return None
-    second = implicit_step(
-        system, first.density, dt / 2, guess=whole.felt, tolerance=inner
-    )
+    second = step(first.density, dt / 2, guess=whole.felt)
     if not second.converged:
         return None
     error = float(np.abs(second.density - whole.density) @ system.grid.volumes)
-    extrapolated = 2 * second.density - whole.density
-    return _Trial(extrapolated, second.density, second.felt, error)
+    return _Trial(2 * second.density - whole.density, second.density, error)
 
 
 def relax(
@@ -463,11 +457,4 @@ def relax(
             end = FlowEnd.STATIONARY
             break
         dt, growth = min(growth * dt, 1e4), min(1.2 * growth, 3.0)
-    return Flow(
-        np.array([time]),
-        rho[None],
-        np.array(recorder.times),
-        np.array(recorder.energies),
-        recorder.rejected,
-        end,
-    )
+    return recorder.flow(np.array([time]), rho[None], end)

@@ -10,7 +10,7 @@ import torch
 
 from coulomb._support.checks import check_count, check_real
 from coulomb._support.errors import ParameterError
-from coulomb._support.stats import Fit, fit_power
+from coulomb._support.stats import Fit, fit_power, standard_error
 from coulomb.dynamics.langevin import ProjectedLangevin
 from coulomb.features import Particles
 from coulomb.theory.deviations import observable_values
@@ -87,12 +87,6 @@ def line_distances(
     return Distances(
         float(length @ absolute), float(np.sqrt(max(float(length @ square), 0.0)))
     )
-
-
-def draw_from(grid: Interval, density: FloatArray, uniforms: FloatArray) -> FloatArray:
-    """Turn uniform numbers into draws of a piecewise constant density on the line."""
-    levels = np.concatenate([[0.0], np.cumsum(density * grid.volumes)])
-    return np.asarray(np.interp(uniforms * levels[-1], levels, grid.edges))
 
 
 @dataclass(frozen=True)
@@ -204,62 +198,37 @@ def mean_field_gap(
     for count in counts:
         check_count("counts", count, at_least=2)
         step = settings.step_size * (counts[0] / count) ** settings.decay
-        cloud = _run_particles(system, rho, time, count, step, settings, generator)
+        steps = max(1, math.ceil(time / step))
+        sampler = ProjectedLangevin(
+            step_size=time / steps,
+            inverse_temperature=system.inverse_temperature,
+            domain=system.grid.domain,
+            clip=settings.clip,
+            boundary=settings.boundary,
+        )
+        draws = draw_independent(
+            system, rho, settings.replicas, count, generator=generator
+        )
+        state, _ = sampler.advance(
+            sampler.init(Particles(draws.positions)),
+            system.hamiltonian(),
+            steps,
+            generator=generator,
+        )
+        cloud = state.particles.positions
         clouds.append(cloud.numpy())
         rows.append(_compare(system, final, cloud, observable, expected))
         if watch is not None:
             watch(count)
-    columns = [np.array(column) for column in zip(*rows, strict=True)]
     n = np.array(counts, dtype=np.float64)
-    on_line = isinstance(system.grid, Interval)
-    first, first_errors, second, second_errors, size, size_errors, bias, errors = (
-        columns
-    )
-    return GapCurve(
-        n,
-        first,
-        first_errors,
-        second,
-        second_errors,
-        size,
-        size_errors,
-        bias,
-        errors,
-        fit_power(n, first, first_errors) if on_line else None,
-        fit_power(n, second, second_errors) if on_line else None,
-        fit_power(n, size, size_errors),
-        final,
-        clouds,
-    )
-
-
-def _run_particles(
-    system: MeanField,
-    density: FloatArray,
-    time: float,
-    count: int,
-    step: float,
-    settings: GapSettings,
-    generator: torch.Generator,
-) -> torch.Tensor:
-    steps = max(1, math.ceil(time / step))
-    sampler = ProjectedLangevin(
-        step_size=time / steps,
-        inverse_temperature=system.inverse_temperature,
-        domain=system.grid.domain,
-        clip=settings.clip,
-        boundary=settings.boundary,
-    )
-    start = draw_independent(
-        system, density, settings.replicas, count, generator=generator
-    )
-    state, _ = sampler.advance(
-        sampler.init(Particles(start.positions)),
-        system.hamiltonian(),
-        steps,
-        generator=generator,
-    )
-    return state.particles.positions
+    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    fits = [
+        fit_power(n, *columns[2 * i : 2 * i + 2])
+        if i == 2 or isinstance(system.grid, Interval)
+        else None
+        for i in range(3)
+    ]
+    return GapCurve._make((n, *columns, *fits, final, clouds))
 
 
 def _compare(
@@ -269,9 +238,8 @@ def _compare(
     observable: Function,
     expected: float,
 ) -> tuple[float, ...]:
-    replicas = cloud.shape[0]
-    root = math.sqrt(replicas)
-    first = second = np.full(replicas, math.nan)
+    """Give W_1, W_2, the size of the observable's error and its mean, with errors."""
+    first = second = np.full(cloud.shape[0], math.nan)
     if isinstance(system.grid, Interval):
         pairs = [line_distances(c, system.grid, density) for c in cloud.numpy()]
         first, second = (np.array(values) for values in zip(*pairs, strict=True))
@@ -280,12 +248,13 @@ def _compare(
     square = seen**2
     size = math.sqrt(float(square.mean()))
     return (
-        float(first.mean()),
-        float(first.std(ddof=1)) / root,
-        float(second.mean()),
-        float(second.std(ddof=1)) / root,
+        *_estimate(first),
+        *_estimate(second),
         size,
-        float(square.std(ddof=1)) / root / (2 * size),  # delta method for the root
-        float(seen.mean()),
-        float(seen.std(ddof=1)) / root,
+        standard_error(square) / (2 * size),  # delta method for the root
+        *_estimate(seen),
     )
+
+
+def _estimate(values: FloatArray) -> tuple[float, float]:
+    return float(values.mean()), standard_error(values)

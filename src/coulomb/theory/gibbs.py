@@ -217,17 +217,16 @@ def gibbs_sample(
     for _ in range(settings.warmup):
         ladder.sweep(tune=True)
     ladder.forget()
-    positions, energies = [], []
+    draws = []
     for _ in range(settings.draws):
         ladder.sweep(tune=False)
-        positions.append(ladder.coldest_positions())
-        energies.append(ladder.coldest_energies())
-    values = torch.stack(energies, dim=1).numpy()
+        draws.append(ladder.coldest())
+    positions, energies = (torch.stack(d, dim=1) for d in zip(*draws, strict=True))
+    values = energies.numpy()
     return GibbsSample(
-        torch.stack(positions, dim=1),
+        positions,
         values,
-        ladder.acceptance(),
-        ladder.exchange(),
+        *ladder.acceptances(),
         split_r_hat(values),
         effective_sample_size(values),
     )
@@ -330,15 +329,13 @@ class _Ladder:
         self._swaps[0, lower.numpy()] += swap.double().mean(dim=0).numpy()
         self._swaps[1, lower.numpy()] += 1
 
-    def coldest_positions(self) -> Tensor:
-        return self._positions[:: self._settings.rungs].clone()
-
-    def coldest_energies(self) -> Tensor:
+    def coldest(self) -> tuple[Tensor, Tensor]:
+        """Give positions and energies at the wanted temperature."""
         cold = slice(None, None, self._settings.rungs)
-        return -self._now.value[cold] / (self._betas[cold] * self._count)
+        energies = -self._now.value[cold] / (self._betas[cold] * self._count)
+        return self._positions[cold].clone(), energies
 
-    def acceptance(self) -> FloatArray:
-        return np.asarray((self._moved / max(self._moves, 1)).numpy())
-
-    def exchange(self) -> FloatArray:
-        return np.asarray(self._swaps[0] / np.maximum(self._swaps[1], 1))
+    def acceptances(self) -> tuple[FloatArray, FloatArray]:
+        """Give the shares of moves and of exchanges that were accepted."""
+        moves = (self._moved / max(self._moves, 1)).numpy()
+        return moves, self._swaps[0] / np.maximum(self._swaps[1], 1)

@@ -21,6 +21,8 @@ from coulomb.domains import AbstractDomain, Ball, Box
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
+# Cells of a disc with less of their square inside than this are left out.
+_SLIVER = 1e-8
 
 
 class Faces(NamedTuple):
@@ -136,6 +138,30 @@ class AbstractBoxGrid(AbstractGrid):
         """Which cells of the Cartesian grid belong to this one, shape `shape`."""
         return np.ones(self.shape, dtype=bool)
 
+    @cached_property
+    def centres(self) -> FloatArray:
+        axes = [
+            low + width * (np.arange(count) + 0.5)
+            for low, width, count in zip(
+                self.corner, self.spacing, self.shape, strict=True
+            )
+        ]
+        whole = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
+        return np.asarray(whole[self.inside])
+
+    @cached_property
+    def volumes(self) -> FloatArray:
+        return np.full(math.prod(self.shape), math.prod(self.spacing))
+
+    @cached_property
+    def faces(self) -> Faces:
+        areas = []
+        for axis in range(self.dim):
+            shape = [count - (a == axis) for a, count in enumerate(self.shape)]
+            sides = [width for a, width in enumerate(self.spacing) if a != axis]
+            areas.append(np.full(shape, math.prod(sides), dtype=np.float64))
+        return self._neighbours(areas)
+
     def embed(self, values: FloatArray) -> FloatArray:
         """Put values on the cells into the Cartesian grid, zero elsewhere.
 
@@ -236,14 +262,6 @@ class Interval(AbstractBoxGrid):
     def centres(self) -> FloatArray:
         return 0.5 * (self.edges[1:] + self.edges[:-1])[:, None]
 
-    @cached_property
-    def volumes(self) -> FloatArray:
-        return np.full(self.cells, self.spacing[0])
-
-    @cached_property
-    def faces(self) -> Faces:
-        return self._neighbours([np.ones(self.cells - 1)])
-
     @property
     def domain(self) -> AbstractDomain:
         return Box(float(self.lower), float(self.upper))
@@ -291,19 +309,6 @@ class Rectangle(AbstractBoxGrid):
     def corner(self) -> tuple[float, ...]:
         return self.lower
 
-    @cached_property
-    def centres(self) -> FloatArray:
-        return _cartesian(self.lower, self.spacing, self.cells).reshape(-1, 2)
-
-    @cached_property
-    def volumes(self) -> FloatArray:
-        return np.full(math.prod(self.cells), math.prod(self.spacing))
-
-    @cached_property
-    def faces(self) -> Faces:
-        (nx, ny), (hx, hy) = self.cells, self.spacing
-        return self._neighbours([np.full((nx - 1, ny), hy), np.full((nx, ny - 1), hx)])
-
     @property
     def domain(self) -> AbstractDomain:
         if self.lower[0] != self.lower[1] or self.upper[0] != self.upper[1]:
@@ -312,20 +317,6 @@ class Rectangle(AbstractBoxGrid):
                 f"which live in a Box; got {self!r}. Use a square or a Disc."
             )
         return Box(float(self.lower[0]), float(self.upper[0]))
-
-
-def _cartesian(
-    lower: tuple[float, ...], spacing: tuple[float, ...], cells: tuple[int, ...]
-) -> FloatArray:
-    axes = [
-        low + width * (np.arange(count) + 0.5)
-        for low, width, count in zip(lower, spacing, cells, strict=True)
-    ]
-    return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
-
-
-# Cells with less of their square inside than this are left out.
-_SLIVER = 1e-8
 
 
 @dataclass(frozen=True)
@@ -380,12 +371,6 @@ class Disc(AbstractBoxGrid):
     def inside(self) -> NDArray[np.bool_]:
         kept: NDArray[np.bool_] = self._all_volumes > _SLIVER * self.spacing[0] ** 2
         return kept
-
-    @cached_property
-    def centres(self) -> FloatArray:
-        axis = self.spacing[0] * (np.arange(self.cells) + 0.5) - self.radius
-        grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1)
-        return np.asarray(grid[self.inside])
 
     @property
     def points(self) -> FloatArray:

@@ -106,10 +106,10 @@ def weighted_configurations(
     draws = draw_independent(
         system, density, settings.configurations, n_particles, generator=generator
     )
-    path = _Path(system, density, tilt, observable)
-    goal, start = path.logs(draws.positions)
-    weights = torch.zeros_like(draws.log_density)
-    positions = draws.positions
+    start_law = CellLookup(system.grid, np.log(density))
+    goal_law = _tilted_gibbs_law(system, n_particles, tilt, observable)
+    positions, weights = draws.positions, torch.zeros_like(draws.log_density)
+    goal, start = goal_law(positions), start_law(positions)
     span = float(np.ptp(system.grid.centres, axis=0).max())
     step = torch.full((positions.shape[0],), 0.01 * span**2 / n_particles).double()
     times = np.linspace(0, 1, settings.bridges + 2)
@@ -117,7 +117,7 @@ def weighted_configurations(
         weights = weights + (after - before) * (goal.value - start.value)
         if after == 1:
             break
-        law = path.between(float(after))
+        law = _between(start_law, goal_law, float(after))
         now = law(positions)
         for _ in range(settings.moves):
             positions, now, accepted = metropolis_move(
@@ -125,46 +125,36 @@ def weighted_configurations(
             )
             share = float(accepted.double().mean())
             step = step * math.exp(0.5 * (share - 0.574))
-        goal, start = path.logs(positions)
+        goal, start = goal_law(positions), start_law(positions)
     return Weighted(positions, weights.numpy())
 
 
-class _Path:
-    """Laws between a product law and the tilted Gibbs law, geometrically."""
+def _tilted_gibbs_law(
+    system: MeanField, count: int, tilt: float, observable: Function | None
+) -> Law:
+    beta, softening = system.inverse_temperature, mean_spacing(system, count)
 
-    def __init__(
-        self,
-        system: MeanField,
-        density: FloatArray,
-        tilt: float,
-        observable: Function | None,
-    ) -> None:
-        self._system, self._tilt, self._observable = system, tilt, observable
-        self._product = CellLookup(system.grid, np.log(density))
-
-    def logs(self, positions: Tensor) -> tuple[LogLaw, LogLaw]:
-        """Evaluate the goal and the start."""
-        soft = mean_spacing(self._system, positions.shape[-2])
-        energies = configuration_energies(self._system, positions, softening=soft)
-        beta, count = self._system.inverse_temperature, positions.shape[-2]
+    def law(positions: Tensor) -> LogLaw:
+        energies = configuration_energies(system, positions, softening=softening)
         value, gradient = -beta * count * energies.value, -beta * energies.gradient
-        if self._tilt and self._observable is not None:
+        if tilt and observable is not None:
             with torch.enable_grad():
                 places = positions.detach().requires_grad_(True)
-                seen = self._observable(places)
+                seen = observable(places)
                 (slope,) = torch.autograd.grad(seen.sum(), places)
-            value = value + self._tilt * seen.detach().sum(dim=-1)
-            gradient = gradient + self._tilt * slope
-        return LogLaw(value, gradient), self._product(positions)
+            value = value + tilt * seen.detach().sum(dim=-1)
+            gradient = gradient + tilt * slope
+        return LogLaw(value, gradient)
 
-    def between(self, time: float) -> Law:
-        """Give the law at `time` between 0, the product, and 1, the goal."""
+    return law
 
-        def law(positions: Tensor) -> LogLaw:
-            goal, start = self.logs(positions)
-            return LogLaw(
-                time * goal.value + (1 - time) * start.value,
-                time * goal.gradient + (1 - time) * start.gradient,
-            )
 
-        return law
+def _between(start_law: Law, goal_law: Law, time: float) -> Law:
+    """Give the geometric mean of two laws, from the start at 0 to the goal at 1."""
+
+    def law(positions: Tensor) -> LogLaw:
+        goal, start = goal_law(positions), start_law(positions)
+        mixed = (time * g + (1 - time) * s for g, s in zip(goal, start, strict=True))
+        return LogLaw(*mixed)
+
+    return law

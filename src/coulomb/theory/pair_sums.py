@@ -80,30 +80,25 @@ def _far_averages(
     shape: tuple[int, ...],
     spacing: tuple[float, ...],
 ) -> FloatArray:
-    nodes, weights = _hat_rule(_NODES_FAR)
+    # Gauss nodes for int (1 - |t|) f(t) dt over [-1, 1], never at zero.
+    points, weights = _gauss(_NODES_FAR)
+    hat = weights * (1 - points)
+    rule = [*zip(-points, hat, strict=True), *zip(points, hat, strict=True)]
     table = np.zeros(shape)
-    offsets = [np.arange(count, dtype=np.float64) for count in shape]
-    for choice in itertools.product(range(nodes.size), repeat=len(shape)):
-        square = np.zeros(shape)
-        for axis, (index, width) in enumerate(zip(choice, spacing, strict=True)):
-            along = (width * (offsets[axis] + nodes[index])) ** 2
-            square += along.reshape([-1 if a == axis else 1 for a in range(len(shape))])
-        weight = math.prod(weights[index] for index in choice)
+    for choice in itertools.product(rule, repeat=len(shape)):
+        square = np.zeros(())
+        for (node, _), count, width in zip(choice, shape, spacing, strict=True):
+            along = (width * (np.arange(count) + node)) ** 2
+            square = np.add.outer(square, along)
+        weight = math.prod(part for _, part in choice)
         table += weight * radial(interaction, np.sqrt(square))
     return table
 
 
-def _hat_rule(count: int) -> tuple[FloatArray, FloatArray]:
-    """Gauss nodes for `int (1 - |t|) f(t) dt` over [-1, 1], never at zero."""
-    points, weights = _gauss(0.0, 1.0, count)
-    hat = weights * (1 - points)
-    return np.concatenate([-points, points]), np.concatenate([hat, hat])
-
-
-def _gauss(low: float, high: float, count: int) -> tuple[FloatArray, FloatArray]:
+def _gauss(count: int) -> tuple[FloatArray, FloatArray]:
+    """Nodes and weights on [0, 1]."""
     points, weights = np.polynomial.legendre.leggauss(count)
-    width = 0.5 * (high - low)
-    return low + width * (points + 1), width * weights
+    return 0.5 * (points + 1), 0.5 * weights
 
 
 def _near_average(
@@ -113,53 +108,46 @@ def _near_average(
 ) -> float:
     """Sum the halves [k-1, k] and [k, k+1] of every axis, each mirrored to p >= 0."""
     total = 0.0
-    for halves in itertools.product((-1, 1), repeat=len(offset)):
-        lows, slopes = [], []
-        for k, half in zip(offset, halves, strict=True):
-            low = k if half > 0 or k == 0 else k - 1
-            rising = half < 0 and k > 0  # the hat grows towards k
-            lows.append(low)
-            slopes.append(1.0 if rising else -1.0)
+    for halves in itertools.product((True, False), repeat=len(offset)):
+        # The hat grows towards k, except that at k = 0 both halves are the same.
+        rising = [lower and k > 0 for lower, k in zip(halves, offset, strict=True)]
+        lows = [k - rises for k, rises in zip(offset, rising, strict=True)]
         if max(lows) == 0:
-            total += _corner_integral(interaction, spacing, slopes)
+            total += _corner_integral(interaction, spacing, rising)
         else:
-            total += _cell_integral(interaction, spacing, lows, slopes)
+            total += _cell_integral(interaction, spacing, lows, rising)
     return total
 
 
-def _hat(position: FloatArray, slope: float) -> FloatArray:
-    return position if slope > 0 else 1 - position
+def _hat(position: FloatArray, rises: bool) -> FloatArray:
+    return position if rises else 1 - position
 
 
 def _cell_integral(
     interaction: AbstractInteraction,
     spacing: tuple[float, ...],
     lows: list[int],
-    slopes: list[float],
+    rising: list[bool],
 ) -> float:
-    nodes, weights = _gauss(0.0, 1.0, _NODES_NEAR)
-    axes = np.meshgrid(*[nodes] * len(lows), indexing="ij")
-    factors = np.meshgrid(*[weights] * len(lows), indexing="ij")
-    weight = np.ones_like(axes[0])
-    square = np.zeros_like(axes[0])
-    for axis, factor, width, low, slope in zip(
-        axes, factors, spacing, lows, slopes, strict=True
-    ):
-        weight *= factor * _hat(axis, slope)
-        square += (width * (low + axis)) ** 2
+    nodes, weights = _gauss(_NODES_NEAR)
+    weight, square = np.ones(()), np.zeros(())
+    for width, low, rises in zip(spacing, lows, rising, strict=True):
+        weight = np.multiply.outer(weight, weights * _hat(nodes, rises))
+        square = np.add.outer(square, (width * (low + nodes)) ** 2)
     return float((weight * radial(interaction, np.sqrt(square))).sum())
 
 
 def _corner_integral(
-    interaction: AbstractInteraction, spacing: tuple[float, ...], slopes: list[float]
+    interaction: AbstractInteraction, spacing: tuple[float, ...], rising: list[bool]
 ) -> float:
     """Integrate over the unit cell whose corner is at distance zero."""
     if len(spacing) == 1:
-        return _ray(interaction, [np.ones(1)], spacing, slopes, np.ones(1))
-    angles, weights = _gauss(0.0, 1.0, _NODES_ANGLE)
+        return _ray(interaction, [np.ones(1)], spacing, rising, np.ones(1))
+    angles, weights = _gauss(_NODES_ANGLE)
     ones = np.ones_like(angles)
-    return _ray(interaction, [ones, angles], spacing, slopes, weights) + _ray(
-        interaction, [angles, ones], spacing, slopes, weights
+    return sum(
+        _ray(interaction, direction, spacing, rising, weights)
+        for direction in ([ones, angles], [angles, ones])
     )
 
 
@@ -167,7 +155,7 @@ def _ray(
     interaction: AbstractInteraction,
     direction: list[FloatArray],
     spacing: tuple[float, ...],
-    slopes: list[float],
+    rising: list[bool],
     weights: FloatArray,
 ) -> float:
     """Integrate along rays `r * direction`, 0 < r < 1, with the Jacobian `r^(d-1)`."""
@@ -179,7 +167,7 @@ def _ray(
     exponent = interaction.s if isinstance(interaction, Riesz) else 0.0
     power = max(1.0, 4 / (dim - exponent)) if exponent < dim else 4.0
     kink = np.minimum(1.0, truncation / length)
-    points, gauss = _gauss(0.0, 1.0, _NODES_RADIAL)
+    points, gauss = _gauss(_NODES_RADIAL)
     inner = kink[:, None] * points
     start = (kink ** (1 / power))[:, None]
     root = start + (1 - start) * points
@@ -188,8 +176,8 @@ def _ray(
     total = 0.0
     for r, measure in pieces:
         value = measure * r ** (dim - 1) * radial(interaction, r * length[:, None])
-        for part, slope in zip(direction, slopes, strict=True):
-            value = value * _hat(r * part[:, None], slope)
+        for part, rises in zip(direction, rising, strict=True):
+            value = value * _hat(r * part[:, None], rises)
         total += float(weights @ value.sum(axis=1))
     return total
 
