@@ -19,7 +19,7 @@ from scipy.stats import ttest_rel
 from typer.testing import CliRunner
 
 from coulomb._support.archive import write_json
-from coulomb.cli.report import report
+from coulomb.cli.experiments import report
 from coulomb.experiments import Record
 from coulomb.report.chart import (
     Axis,

@@ -1,4 +1,4 @@
-"""`coulomb reproduce` and `coulomb claims`: the paper's tables, figures, sentences."""
+"""`coulomb reproduce`, `claims`, `report`: the paper's tables, figures, sentences."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -187,32 +187,46 @@ def _print_checks(checks: "list[Check]") -> None:
 
 
 def _plain(results: "list[Result]", checks: "list[Check]") -> dict[str, Any]:
-    return {
-        "claims": [
-            {
-                "name": result.claim.name,
-                "source": result.claim.source,
-                "text": result.claim.text,
-                "paper": result.claim.paper,
-                "findings": [
-                    {
-                        "constants": finding.constants,
-                        "ours": finding.ours,
-                        "difference": _difference(finding.difference),
-                        "verdict": finding.verdict.value,
-                        "note": finding.note,
-                    }
-                    for finding in result.findings
-                ],
-            }
-            for result in results
-        ],
-        "checks": [check._asdict() for check in checks],
-    }
+    from coulomb._support.archive import plain
+
+    claims = []
+    for result in results:
+        names = ("name", "source", "text", "paper")
+        claim = {name: getattr(result.claim, name) for name in names}
+        claim["findings"] = [
+            plain(vars(finding)) | {"verdict": finding.verdict.value}
+            for finding in result.findings
+        ]
+        claims.append(claim)
+    return {"claims": claims, "checks": plain(checks)}
 
 
-def _difference(difference: Any) -> dict[str, Any] | None:
-    if difference is None:
-        return None
-    values = difference._asdict()
-    return {name: None if value != value else value for name, value in values.items()}
+def report(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The folder of `coulomb reproduce`.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The page to write; DIR/report.html if not given."),
+    ] = None,
+    open_page: Annotated[
+        bool, typer.Option("--open", help="Show the page in the web browser.")
+    ] = False,
+) -> None:
+    """Write one page with every figure, table and claim of a folder of results.
+
+    The page is a single HTML file. It needs no network and no other file, so it can be
+    sent by mail. Experiments that have not been run are left out, and it says so.
+
+    **Examples**
+
+    `coulomb report results`
+
+    `coulomb report results --out page.html --open`
+    """
+    from coulomb.report.page import write_report
+
+    page = write_report(folder, out)
+    typer.echo(f"Page: {page}")
+    if open_page and typer.launch(page.resolve().as_uri()):
+        typer.echo("coulomb: no web browser could be started.", err=True)
