@@ -24,10 +24,10 @@ from coulomb.experiments import load_records
 from coulomb.experiments.phase_a import CHANGES, compare_arms, load_rows
 from coulomb.experiments.summary import summarise
 from coulomb.text.evaluate import judged_by
-from coulomb.text.run_folder import MemoryStore
+from coulomb.text.run_folder import Store
 from coulomb.text.settings import preset
 from coulomb.text.setup import set_up
-from coulomb.text.training import _Trainer, show
+from coulomb.text.training import Trainer, show
 
 VANILLA = {"attention": "vanilla-softmaxfeat"}
 DRAWN = {"attention": "kernel-softmaxfeat", "align_start": "drawn"}
@@ -102,7 +102,7 @@ def run(name: str, task: str, n_features: int, seed: int, data_dir: Path | None)
     changes |= {"n_features": n_features, "seed": seed}
     began = time.process_time()
     setup = set_up(corpus, preset("default", changes), vocabulary)
-    trainer = _Trainer(setup, MemoryStore(), 10**9)
+    trainer = Trainer(setup, Store(), 10**9)
     if factor:
         trainer.optimisers.append(particle_optimiser(setup.model, factor))
     with show(trainer.total, False, None) as display:

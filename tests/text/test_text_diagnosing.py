@@ -28,7 +28,7 @@ from coulomb.text import (
     train_in_folder,
 )
 from coulomb.text.phases import alignment_problem
-from coulomb.text.run_folder import FolderStore, read_tensors
+from coulomb.text.run_folder import Store, read_tensors
 from coulomb.text.setup import set_up
 
 QUICK = {"n_twins": 3, "n_shuffles": 120}
@@ -123,7 +123,7 @@ def test_a_late_phase_a_is_judged_with_the_weights_it_had(late, corpus, vocabula
     """Those of the last checkpoint before it, not the drawn ones."""
     seen = {}
 
-    class Watching(FolderStore):
+    class Watching(Store):
         def save(self, checkpoint):
             if not checkpoint.facts["aligned"]:
                 prefix = "model."

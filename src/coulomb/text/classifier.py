@@ -9,20 +9,17 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from coulomb._support.archive import write_archive, write_json, write_whole
+from coulomb._support.archive import write_archive, write_json
 from coulomb._support.errors import ParameterError
 from coulomb.text.data import build_corpus
 from coulomb.text.predictor import Predictor
 from coulomb.text.run_folder import (
     CONFIG,
-    ENVIRONMENT,
     METRICS,
-    VOCABULARY,
     WEIGHTS,
     Config,
-    describe_environment,
     read_json,
-    write_config,
+    write_run,
 )
 from coulomb.text.settings import preset
 from coulomb.text.tokens import choose_vocabulary
@@ -184,11 +181,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"`folder` must be new, empty or a saved classifier; {str(folder)!r} "
                 "holds other files."
             )
-        text = predictor.vocabulary.to_json()
-        write_json(folder / ENVIRONMENT, describe_environment())
-        write_whole(folder / VOCABULARY, lambda path: path.write_text(text, "utf-8"))
         write_archive(folder / WEIGHTS, predictor.model.state_dict(), {})
-        write_config(folder, predictor.config)
+        write_run(folder, predictor.config, predictor.vocabulary)
         write_json(folder / METRICS, self.metrics_)
 
     @classmethod

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 
 from coulomb._support.checks import check_real
 from coulomb._support.errors import ParameterError, ParameterTypeError, unknown_name
-from coulomb.text.files import read_columns
+from coulomb.text.files import join_columns, read_columns
 
 Text = str | tuple[str, ...]
 Rows = tuple[Sequence[Any], Sequence[Any]]
@@ -27,13 +27,11 @@ def checked_rows(part: str, rows: Rows) -> Rows:
         )
     if not texts:
         raise ParameterError(f"`{part}` must have rows; got none.")
-    tagged = is_tagging(labels)
-    checked = [
-        check_text(text, row, tagged=tagged) for row, text in enumerate(texts, start=1)
-    ]
-    plain = [plain_label(label, row) for row, label in enumerate(labels, start=1)]
+    tagged = kind_of(labels) == "token"
+    checked = check_texts(texts, tagged=tagged)
+    plain = [plain_label(label, row) for row, label in enumerate(labels, 1)]
     if tagged:
-        for row, (words, tags) in enumerate(zip(checked, plain, strict=True), start=1):
+        for row, (words, tags) in enumerate(zip(checked, plain, strict=True), 1):
             if not isinstance(tags, tuple) or len(words) != len(tags):
                 raise ParameterError(
                     f"`{part}`, row {row}: a label for each word is needed; got "
@@ -61,6 +59,11 @@ def check_text(text: Any, row: int, *, tagged: bool = False) -> Text:
     raise ParameterTypeError(f"Row {row}: a text must be {wanted}; got {shown}.")
 
 
+def check_texts(texts: Iterable[Any], *, tagged: bool) -> list[Text]:
+    """Check all texts, whose rows are counted from one."""
+    return [check_text(text, row, tagged=tagged) for row, text in enumerate(texts, 1)]
+
+
 def plain_label(label: Any, row: int) -> Any:
     """Turn a label into plain data, or say that it is missing."""
     if isinstance(label, list | tuple | np.ndarray):
@@ -74,9 +77,10 @@ def plain_label(label: Any, row: int) -> Any:
     return label
 
 
-def is_tagging(labels: Sequence[Any]) -> bool:
-    """Tell whether labels are of words."""
-    return bool(len(labels)) and isinstance(labels[0], list | tuple | np.ndarray)
+def kind_of(labels: Sequence[Any]) -> str:
+    """Tell whether labels are of words, "token", or of whole texts, "sequence"."""
+    tags = bool(len(labels)) and isinstance(labels[0], list | tuple | np.ndarray)
+    return "token" if tags else "sequence"
 
 
 def find_classes(labels: Sequence[Any], kind: str) -> tuple[Any, ...]:
@@ -111,12 +115,10 @@ def number_labels(
             )
         return number_of[label]
 
+    rows = enumerate(labels, 1)
     if kind == "token":
-        return [
-            tuple(number(tag, row) for tag in tags)
-            for row, tags in enumerate(labels, start=1)
-        ]
-    return [number(label, row) for row, label in enumerate(labels, start=1)]
+        return [tuple(number(tag, row) for tag in tags) for row, tags in rows]
+    return [number(label, row) for row, label in rows]
 
 
 def count_empty(texts: Sequence[Text]) -> int:
@@ -127,10 +129,12 @@ def count_empty(texts: Sequence[Text]) -> int:
     >>> count_empty(["a", " ", ("", "b")])
     1
     """
-    return sum(
-        not any(part.strip() for part in ((text,) if isinstance(text, str) else text))
-        for text in texts
-    )
+    return sum(not any(part.strip() for part in parts_of(text)) for text in texts)
+
+
+def parts_of(text: Text) -> tuple[str, ...]:
+    """Give the strings of a text: itself, the two of a pair, or words."""
+    return (text,) if isinstance(text, str) else text
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,7 +272,7 @@ def build_corpus(
     """
     parts = {"train": train, "validation": validation, "test": test}
     given = {part: checked_rows(part, rows) for part, rows in parts.items() if rows}
-    kind = "token" if is_tagging(given["train"][1]) else "sequence"
+    kind = kind_of(given["train"][1])
     classes = find_classes(given["train"][1], kind)
     splits = {
         part: Split(texts, number_labels(part, labels, classes, kind))
@@ -329,23 +333,18 @@ def read_corpus(
         raise ParameterError(
             f"`text` must name one column, or two for pairs; got {len(text)}."
         )
-    paths = {"train": train, "validation": validation, "test": test}
-    parts: dict[str, Rows | None] = {}
-    for part, path in paths.items():
+
+    def rows(path: str | Path | None) -> Any:
         if path is None:
-            parts[part] = None
-            continue
+            return None
         columns = read_columns(Path(path), [*text, label])
-        texts = [columns[name] for name in text]
-        joined = texts[0] if len(text) == 1 else list(zip(*texts, strict=True))
-        parts[part] = joined, columns[label]
-    rows = parts["train"]
-    assert rows is not None
+        return join_columns(columns, text), columns[label]
+
     return build_corpus(
         Path(train).stem,
-        rows,
-        validation=parts["validation"],
-        test=parts["test"],
+        rows(train),
+        validation=rows(validation),
+        test=rows(test),
         validation_share=validation_share,
         seed=seed,
     )
@@ -354,11 +353,10 @@ def read_corpus(
 def numbered_split(name: str, rows: Rows, classes: tuple[Any, ...]) -> Split:
     """Check rows against classes that are known."""
     texts, labels = checked_rows(name, rows)
-    kind = "token" if is_tagging(labels) else "sequence"
     if not set(map(type, classes)) & {str}:
         by_look = {str(label): label for label in classes}
         labels = [by_look.get(x, x) if isinstance(x, str) else x for x in labels]
-    return Split(texts, number_labels(name, labels, classes, kind))
+    return Split(texts, number_labels(name, labels, classes, kind_of(labels)))
 
 
 def keep_back(part: Split, kind: str, share: float, seed: int) -> dict[str, Split]:

@@ -29,14 +29,13 @@ from coulomb.text.run_folder import (
     CONFIG,
     METRICS,
     PARTICLES,
-    VOCABULARY,
     Config,
+    load_vocabulary,
     read_config,
     read_tensors,
 )
 from coulomb.text.setup import Setup, set_up
 from coulomb.text.tasks import load_data
-from coulomb.text.tokens import Vocabulary
 from coulomb.text.variants import VARIANTS, find_variant, looks_aside
 
 # Sums in another order change the last digits, another model changes the first.
@@ -150,11 +149,7 @@ def _set_up(folder: Path, config: Config, corpus: Corpus | None) -> Setup:
             f"The data of {folder} has changed since the run began: its texts or "
             "labels have another fingerprint. Bring it back, or train again."
         )
-    path = folder / VOCABULARY
-    if not path.is_file():
-        raise FileFormatError(f"{path} is missing. Train the run again.")
-    text = path.read_text(encoding="utf-8", errors="replace")
-    setup = set_up(corpus, config.settings, Vocabulary.from_json(text, str(path)))
+    setup = set_up(corpus, config.settings, load_vocabulary(folder))
     take_start(folder, setup)
     return setup
 

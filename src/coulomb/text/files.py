@@ -2,31 +2,28 @@
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from coulomb._support.errors import FileFormatError, ParameterError
 
-_SUFFIXES = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".tab": "tsv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".parquet": "parquet",
-}
 _LONGEST_FIELD = 2**31 - 1  # the csv module stops at 131,072 characters otherwise
 
 
 def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
     """Read some columns of a table."""
     path = Path(path)
-    kind = table_format(path)
+    suffix = path.suffix.lower()
+    if suffix not in _READERS:
+        raise ParameterError(
+            f"`data` must end in {', '.join(_READERS)}; got {path.name!r}."
+        )
     try:
-        columns = _READERS[kind](path, names)
+        columns = _READERS[suffix](path, names)
     except UnicodeDecodeError as error:
         raise _not_utf8(path, error) from error
     if not columns[names[0]]:
@@ -34,19 +31,16 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
     return columns
 
 
-def table_format(path: Path) -> str:
-    """Tell the format of a file by its name.
+def join_columns(table: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """Give the texts of one column, or the pairs of two.
 
     Examples
     --------
-    >>> table_format(Path("reviews.csv"))
-    'csv'
+    >>> join_columns({"a": ["x"], "b": ["y"]}, ["a", "b"])
+    [('x', 'y')]
     """
-    if path.suffix.lower() not in _SUFFIXES:
-        raise ParameterError(
-            f"`data` must end in {', '.join(_SUFFIXES)}; got {path.name!r}."
-        )
-    return _SUFFIXES[path.suffix.lower()]
+    columns = [table[name] for name in names]
+    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
 def _separated(
@@ -81,43 +75,28 @@ def _separated(
     return dict(zip(names, values, strict=True))
 
 
-def _csv(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
-    return _separated(path, names, ",")
-
-
-def _tsv(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
-    return _separated(path, names, "\t")
-
-
 def _jsonl(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
     values: dict[str, list[Any]] = {name: [] for name in names}
-    for number, row in json_rows(path):
-        for name in names:
-            if name not in row:
-                raise _missing(f"{path}, line {number}", name, list(row))
-            values[name].append(row[name])
-    return values
-
-
-def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Go through the objects of a JSON-lines file."""
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
+            place = f"{path}, line {number}"
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
                 raise FileFormatError(
-                    f"{path}, line {number}: not JSON ({error}). Write one object per "
-                    "line."
+                    f"{place}: not JSON ({error}). Write one object per line."
                 ) from error
             if not isinstance(row, dict):
                 raise FileFormatError(
-                    f"{path}, line {number}: not a JSON object; got "
-                    f"{type(row).__name__}."
+                    f"{place}: not a JSON object; got {type(row).__name__}."
                 )
-            yield number, row
+            for name in names:
+                if name not in row:
+                    raise _missing(place, name, list(row))
+                values[name].append(row[name])
+    return values
 
 
 def _parquet(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
@@ -136,7 +115,14 @@ def _parquet(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
     return {name: table.column(name).to_pylist() for name in names}
 
 
-_READERS = {"csv": _csv, "tsv": _tsv, "jsonl": _jsonl, "parquet": _parquet}
+_READERS: dict[str, Callable[[Path, Sequence[str]], dict[str, list[Any]]]] = {
+    ".csv": partial(_separated, delimiter=","),
+    ".tsv": partial(_separated, delimiter="\t"),
+    ".tab": partial(_separated, delimiter="\t"),
+    ".jsonl": _jsonl,
+    ".ndjson": _jsonl,
+    ".parquet": _parquet,
+}
 
 
 @contextmanager

@@ -8,16 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coulomb._support.errors import FileFormatError, ParameterError
-from coulomb.text.data import Split, Text, check_text
+from coulomb._support.errors import ParameterError
+from coulomb.text.data import Split, check_texts
 from coulomb.text.evaluate import log_probabilities, outside, score_split, word_classes
 from coulomb.text.run_folder import (
     CONFIG,
     METRICS,
-    VOCABULARY,
     WEIGHTS,
     Config,
     check_tensors,
+    load_vocabulary,
     read_config,
     read_tensors,
 )
@@ -79,11 +79,7 @@ class Predictor:
                 f"`run` must be a finished run; {str(folder)!r} is not. Go on with "
                 f"`coulomb train --resume {folder}`."
             )
-        path = folder / VOCABULARY
-        if not path.is_file():
-            raise FileFormatError(f"{path} is missing.")
-        text = path.read_text(encoding="utf-8", errors="replace")
-        vocabulary = Vocabulary.from_json(text, str(path))
+        vocabulary = load_vocabulary(folder)
         weights, _ = read_tensors(folder / WEIGHTS)
         return cls(config, vocabulary, weights, folder / WEIGHTS)
 
@@ -110,8 +106,7 @@ class Predictor:
                 f"`run` must classify texts; this one tags words ({CONFIG}). Use `tag`."
             )
         scores = log_probabilities(self.model, self._rows(texts))
-        probabilities = scores.double().softmax(dim=-1)
-        return probabilities.numpy()
+        return scores.double().softmax(dim=-1).numpy()
 
     def predict(self, texts: Sequence[Any]) -> list[Any]:
         """Give the most probable classes.
@@ -171,11 +166,7 @@ class Predictor:
                 "`texts` must be a list of texts; got one string. Put it in a list."
             )
         tagged = self.config.kind == "token"
-        checked: list[Text] = [
-            check_text(text, row, tagged=tagged)
-            for row, text in enumerate(texts, start=1)
-        ]
-        return self._encode(Split(checked))
+        return self._encode(Split(check_texts(texts, tagged=tagged)))
 
     def _encode(self, split: Split) -> Any:
         return encode_split(

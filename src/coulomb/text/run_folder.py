@@ -6,8 +6,7 @@ fixed: nothing that is read from a run names another file of it.
 
 import json
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +18,11 @@ from coulomb._support.archive import (
     write_archive,
     write_bytes,
     write_json,
+    write_whole,
 )
 from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
 from coulomb.text.settings import TextSettings
+from coulomb.text.tokens import Vocabulary
 
 FORMAT = "coulomb-text-1"
 CONFIG = "config.json"
@@ -74,14 +75,20 @@ def check_tensors(
             raise FileFormatError(f"{path} has {name!r}, which the run does not know.")
 
 
-def write_config(folder: Path, config: Config) -> None:
-    """Write the configuration of a run."""
+def write_run(folder: Path, config: Config, vocabulary: Vocabulary) -> None:
+    """Write what a run was asked and with which packages, the configuration last.
+
+    A folder with a configuration is a run that can be resumed.
+    """
     for label in config.classes:
         if not isinstance(label, str | int | float | bool):
             raise ParameterError(
                 "`label` must be a string or a number to be saved; got "
                 f"{type(label).__name__} {label!r}."
             )
+    text = vocabulary.to_json()
+    write_json(folder / ENVIRONMENT, describe_environment())
+    write_whole(folder / VOCABULARY, lambda path: path.write_text(text, "utf-8"))
     values = config._asdict() | {
         "format": FORMAT,
         "settings": config.settings.plain(),
@@ -135,21 +142,21 @@ def _check_paths(path: Path, data: Mapping[str, Any]) -> None:
             )
 
 
+def load_vocabulary(folder: Path) -> Vocabulary:
+    """Read the vocabulary of a run."""
+    path = folder / VOCABULARY
+    if not path.is_file():
+        raise FileFormatError(f"{path} is missing. Train the run again.")
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return Vocabulary.from_json(text, str(path))
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise FileFormatError(f"{path} is damaged: {error}.") from error
-
-
-def append_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Add one line to a history, and flush it to the disk."""
-    line = json.dumps(dict(record), allow_nan=False) + "\n"
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
@@ -166,13 +173,6 @@ def read_history(path: Path) -> list[dict[str, Any]]:
                 break
             raise FileFormatError(f"{path}, line {number}: {error}.") from error
     return records
-
-
-def keep_records(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
-    """Drop the records that an interrupted run will write again."""
-    kept = [record for record in read_history(path) if wanted(record)]
-    text = "".join(json.dumps(record) + "\n" for record in kept)
-    write_bytes(path, text.encode())
 
 
 def new_folder(parent: Path, name: str) -> Path:
@@ -230,110 +230,73 @@ class Checkpoint(NamedTuple):
     facts: dict[str, Any]
 
 
-class AbstractStore(ABC):
-    """What training writes to while it runs."""
+class Store:
+    """What training must not lose: in the folder of a run, or in memory.
 
-    @property
-    @abstractmethod
-    def particles(self) -> Path | None:
-        """The file of Phase A; None if it is not kept."""
+    Without a folder it holds the best weights and the history, and cannot be resumed.
+    """
 
-    @abstractmethod
-    def load(self) -> Checkpoint | None:
-        """Give the last checkpoint."""
-
-    @abstractmethod
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Replace the checkpoint."""
-
-    @abstractmethod
-    def record(self, record: Mapping[str, Any]) -> None:
-        """Add to the history."""
-
-    @abstractmethod
-    def forget_after(self, step: int, aligned: int) -> None:
-        """Drop records that will be written again."""
-
-    @abstractmethod
-    def keep(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the best weights."""
-
-    @abstractmethod
-    def best(self) -> dict[str, Tensor]:
-        """Give the best weights."""
-
-    @abstractmethod
-    def history(self) -> list[dict[str, Any]]:
-        """Give all records."""
-
-
-class MemoryStore(AbstractStore):
-    """Keeps the best weights and the history, and cannot be resumed."""
-
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
         self._records: list[dict[str, Any]] = []
         self._best: dict[str, Tensor] = {}
 
     @property
-    def particles(self) -> None:
-        return None
-
-    def load(self) -> None:
-        return None
-
-    def save(self, checkpoint: Checkpoint) -> None:
-        pass
-
-    def record(self, record: Mapping[str, Any]) -> None:
-        self._records.append(dict(record))
-
-    def forget_after(self, step: int, aligned: int) -> None:
-        pass
-
-    def keep(self, weights: Mapping[str, Tensor]) -> None:
-        self._best = dict(weights)
-
-    def best(self) -> dict[str, Tensor]:
-        return self._best
-
-    def history(self) -> list[dict[str, Any]]:
-        return self._records
-
-
-class FolderStore(AbstractStore):
-    """Keeps everything in the folder of a run."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    @property
-    def particles(self) -> Path:
-        return self.folder / PARTICLES
+    def particles(self) -> Path | None:
+        """The file of Phase A; None if it is not kept."""
+        return None if self.folder is None else self.folder / PARTICLES
 
     def load(self) -> Checkpoint | None:
-        path = self.folder / CHECKPOINT
-        return Checkpoint(*read_tensors(path)) if path.exists() else None
+        """Give the last checkpoint."""
+        if self.folder is None or not (self.folder / CHECKPOINT).exists():
+            return None
+        return Checkpoint(*read_tensors(self.folder / CHECKPOINT))
 
     def save(self, checkpoint: Checkpoint) -> None:
-        write_archive(self.folder / CHECKPOINT, *checkpoint)
+        """Replace the checkpoint."""
+        if self.folder is not None:
+            write_archive(self.folder / CHECKPOINT, *checkpoint)
 
     def record(self, record: Mapping[str, Any]) -> None:
-        append_record(self.folder / HISTORY, record)
+        """Add to the history; in a folder one line, flushed to the disk."""
+        if self.folder is None:
+            self._records.append(dict(record))
+            return
+        line = json.dumps(dict(record), allow_nan=False) + "\n"
+        with (self.folder / HISTORY).open("a", encoding="utf-8") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
 
     def forget_after(self, step: int, aligned: int) -> None:
+        """Drop the records that an interrupted run will write again."""
+        if self.folder is None:
+            return
         limits = {"A": aligned, "B": step}
-        keep_records(
-            self.folder / HISTORY,
-            lambda record: record["step"] <= limits.get(record["phase"], -1),
+        text = "".join(
+            json.dumps(record) + "\n"
+            for record in self.history()
+            if record["step"] <= limits.get(record["phase"], -1)
         )
+        write_bytes(self.folder / HISTORY, text.encode())
 
     def keep(self, weights: Mapping[str, Tensor]) -> None:
-        write_archive(self.folder / WEIGHTS, weights, {})
+        """Replace the best weights."""
+        if self.folder is None:
+            self._best = dict(weights)
+        else:
+            write_archive(self.folder / WEIGHTS, weights, {})
 
     def best(self) -> dict[str, Tensor]:
+        """Give the best weights."""
+        if self.folder is None:
+            return self._best
         return read_tensors(self.folder / WEIGHTS)[0]
 
     def history(self) -> list[dict[str, Any]]:
+        """Give all records."""
+        if self.folder is None:
+            return self._records
         return read_history(self.folder / HISTORY)
 
 

@@ -11,12 +11,12 @@ from coulomb.text.data import (
     SAME_SPLIT,
     Corpus,
     Split,
-    check_text,
+    check_texts,
     keep_back,
     read_corpus,
     without_validation,
 )
-from coulomb.text.files import read_columns
+from coulomb.text.files import join_columns, read_columns
 
 _SHARE = 0.1  # of the training rows, for a task without a validation split
 
@@ -24,57 +24,42 @@ _TAGS = tuple(
     ["O"] + [f"{b}-{kind}" for kind in ("PER", "ORG", "LOC", "MISC") for b in "BI"]
 )
 # Universal parts of speech.
-_PARTS = (
+_SPEECH = (
     "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X"
 )
+_PARTS = tuple(_SPEECH.split())
 
 
 @dataclass(frozen=True)
 class Task:
     """Where a public data set is and how it is read."""
 
-    folders: tuple[str, ...]
     columns: tuple[str, ...]
     label: str
     classes: tuple[str, ...]
     reported_on: str
-    hub: tuple[str, ...]
+    hub: tuple[str, ...]  # none if it is read from a folder only
     kind: str = "sequence"
     english: bool = True
+    subset: str = ""  # the folder of a part of it, if the whole is not there
 
 
 _GLUE = "nyu-mll/glue"
 _SENTIMENT = ("negative", "positive")
+_ROTTEN = "cornell-movie-review-data/rotten_tomatoes"
 TASKS = {
-    "sst2": Task(
-        ("sst2",),
-        ("sentence",),
-        "label",
-        _SENTIMENT,
-        "validation",
-        (_GLUE, "sst2"),
-    ),
+    "sst2": Task(("sentence",), "label", _SENTIMENT, "validation", (_GLUE, "sst2")),
     "qqp": Task(
-        ("qqp", "qqp_subset"),
         ("question1", "question2"),
         "label",
         ("not_duplicate", "duplicate"),
         "validation",
         (_GLUE, "qqp"),
+        subset="qqp_subset",
     ),
-    "rotten_tomatoes": Task(
-        ("rotten_tomatoes",),
-        ("text",),
-        "label",
-        _SENTIMENT,
-        "test",
-        ("cornell-movie-review-data/rotten_tomatoes",),
-    ),
-    "imdb": Task(
-        ("imdb",), ("text",), "label", _SENTIMENT, "test", ("stanfordnlp/imdb",)
-    ),
+    "rotten_tomatoes": Task(("text",), "label", _SENTIMENT, "test", (_ROTTEN,)),
+    "imdb": Task(("text",), "label", _SENTIMENT, "test", ("stanfordnlp/imdb",)),
     "mrpc": Task(
-        ("mrpc",),
         ("sentence1", "sentence2"),
         "label",
         ("not_equivalent", "equivalent"),
@@ -82,26 +67,14 @@ TASKS = {
         (_GLUE, "mrpc"),
     ),
     "conll2003": Task(
-        ("conll2003",),
-        ("tokens",),
-        "ner_tags",
-        _TAGS,
-        "test",
-        ("lhoestq/conll2003",),
-        "token",
+        ("tokens",), "ner_tags", _TAGS, "test", ("lhoestq/conll2003",), "token"
     ),
     # Spoken Cantonese; benchmarks/hkcancor.py writes the files.
     "hkcancor": Task(
-        ("hkcancor",),
-        ("tokens",),
-        "pos_tags",
-        tuple(_PARTS.split()),
-        "test",
-        (),
-        "token",
-        english=False,
+        ("tokens",), "pos_tags", _PARTS, "test", (), "token", english=False
     ),
 }
+_FILE_KEYS = ("train", "validation", "test", "text", "label")
 # Splits by the names they have in files; "test_labeled" is not GLUE's.
 _SPLITS = ("train", "validation", "test", "test_labeled")
 
@@ -155,13 +128,14 @@ def load_task(
         parts = _from_hub(name, task)
     else:
         here = _task_folder(name, task, where)
-        if here.name != task.folders[0]:
+        if here.name != name:
             notes = (
                 f"This is a subset ({here.name}), not the full {name}: do not compare "
                 "with published numbers.",
             )
+        columns = [*task.columns, task.label]
         parts = {
-            part: _from_file(here / f"{part}.parquet", task)
+            part: _split(task, read_columns(here / f"{part}.parquet", columns))
             for part in _SPLITS
             if (here / f"{part}.parquet").is_file()
         }
@@ -209,29 +183,19 @@ def _corpus(
 
 
 def _task_folder(name: str, task: Task, where: Path) -> Path:
-    for folder in task.folders:
-        if (where / folder / "train.parquet").is_file():
+    for folder in (name, task.subset):
+        if folder and (where / folder / "train.parquet").is_file():
             return where / folder
     elsewhere = " Without `data_dir` it is loaded from the Hugging Face hub."
     raise ParameterError(
-        f"`data_dir` must hold {task.folders[0]}/train.parquet for the task {name!r}; "
+        f"`data_dir` must hold {name}/train.parquet for the task {name!r}; "
         f"{str(where)!r} does not.{elsewhere if task.hub else ''}"
     )
 
 
-def _from_file(path: Path, task: Task) -> Split:
-    columns = read_columns(path, [*task.columns, task.label])
-    return _split(task, [columns[name] for name in task.columns], columns[task.label])
-
-
-def _split(
-    task: Task, columns: Sequence[Sequence[Any]], labels: Sequence[Any]
-) -> Split:
-    texts = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+def _split(task: Task, table: Mapping[str, Sequence[Any]]) -> Split:
+    texts, labels = join_columns(table, task.columns), table[task.label]
     tagged = task.kind == "token"
-    checked = [
-        check_text(text, row, tagged=tagged) for row, text in enumerate(texts, start=1)
-    ]
     highest = len(task.classes) - 1
     plain: list[Any] = [tuple(x) if tagged else int(x) for x in labels]
     largest = max(max(x, default=0) if tagged else x for x in plain)
@@ -240,13 +204,13 @@ def _split(
             f"`{task.label}` must be at most {highest}; got {largest}. Is this another "
             "data set?"
         )
-    return Split(checked, plain)
+    return Split(check_texts(texts, tagged=tagged), plain)
 
 
 def _from_hub(name: str, task: Task) -> dict[str, Split]:
     if not task.hub:
         raise ParameterError(
-            f"`data_dir` must hold {task.folders[0]}/train.parquet for the task "
+            f"`data_dir` must hold {name}/train.parquet for the task "
             f"{name!r}, which is not loaded from the hub."
         )
     try:
@@ -263,28 +227,12 @@ def _from_hub(name: str, task: Task) -> dict[str, Split]:
             f"The Hugging Face hub did not give {'/'.join(task.hub)}: {error}. Pass "
             "`data_dir`, or try again."
         ) from error
+    columns = [*task.columns, task.label]
     return {
-        part: _split(
-            task,
-            [list(loaded[part][column]) for column in task.columns],
-            list(loaded[part][task.label]),
-        )
+        part: _split(task, {name: list(loaded[part][name]) for name in columns})
         for part in _SPLITS
         if part in loaded
     }
-
-
-_DATA_KEYS = {
-    "name",
-    "task",
-    "data_dir",
-    "train",
-    "validation",
-    "test",
-    "text",
-    "label",
-    "validation_share",
-}
 
 
 def load_data(data: Mapping[str, Any]) -> Corpus:
@@ -301,10 +249,11 @@ def load_data(data: Mapping[str, Any]) -> Corpus:
     Corpus
         The same for the same files.
     """
-    odd = set(data) - _DATA_KEYS
+    keys = {"name", "task", "data_dir", *_FILE_KEYS, "validation_share"}
+    odd = set(data) - keys
     if odd:
         raise ParameterError(
-            f"`data` must have the keys {', '.join(sorted(_DATA_KEYS))} only; got "
+            f"`data` must have the keys {', '.join(sorted(keys))} only; got "
             f"{', '.join(sorted(odd))}."
         )
     share = data.get("validation_share")
@@ -316,12 +265,5 @@ def load_data(data: Mapping[str, Any]) -> Corpus:
             "`run` has no data of its own: it was trained on data in memory. Name a "
             "file."
         )
-    options = {} if share is None else {"validation_share": share}
-    return read_corpus(
-        data["train"],
-        text=data["text"],
-        label=data["label"],
-        validation=data.get("validation"),
-        test=data.get("test"),
-        **options,
-    )
+    options: dict[str, Any] = {name: data.get(name) for name in _FILE_KEYS}
+    return read_corpus(**options, validation_share=_SHARE if share is None else share)

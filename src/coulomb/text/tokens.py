@@ -1,9 +1,10 @@
 """Texts to token ids: WordPiece vocabularies, and splits as one long row of tokens."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.attention.encoder.layout import IGNORED, TokenBatch
-from coulomb.text.data import Corpus, Split, Text
+from coulomb.text.data import Corpus, Split, Text, parts_of
 from coulomb.text.settings import TextSettings
 from coulomb.text.tasks import TASKS, data_folder
 
@@ -65,13 +66,7 @@ class Vocabulary:
         list of numpy.ndarray
             Token ids of each text.
         """
-        self._tokenizer.enable_truncation(max_length, strategy="longest_first")
-        found = []
-        for begin in range(0, len(texts), _AT_ONCE):
-            part = list(texts[begin : begin + _AT_ONCE])
-            encodings = self._tokenizer.encode_batch(part)
-            found += [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
-        return found
+        return [ids for ids, _ in self._encodings(texts, max_length)]
 
     def encode_pairs(
         self, texts: Sequence[Text], max_length: int
@@ -90,15 +85,11 @@ class Vocabulary:
         list of tuple
             Token ids; and 0 for `[CLS] a [SEP]`, 1 for `b [SEP]`.
         """
-        self._tokenizer.enable_truncation(max_length, strategy="longest_first")
         found = []
-        for begin in range(0, len(texts), _AT_ONCE):
-            part = list(texts[begin : begin + _AT_ONCE])
-            for encoding in self._tokenizer.encode_batch(part):
-                # Special tokens are from neither text: they end what stands before.
-                second = np.array([text == 1 for text in encoding.sequence_ids])
-                parts = np.maximum.accumulate(second.astype(np.int64))
-                found.append((np.array(encoding.ids, dtype=np.int64), parts))
+        for ids, encoding in self._encodings(texts, max_length):
+            # Special tokens are from neither text: they end what stands before.
+            second = np.array([text == 1 for text in encoding.sequence_ids])
+            found.append((ids, np.maximum.accumulate(second.astype(np.int64))))
         return found
 
     def encode_words(
@@ -119,20 +110,26 @@ class Vocabulary:
             Token ids; and the place of each word's first token, -1 for a word that was
             cut off or has no token.
         """
-        self._tokenizer.enable_truncation(max_length)
         found = []
-        for begin in range(0, len(texts), _AT_ONCE):
-            part = [list(words) for words in texts[begin : begin + _AT_ONCE]]
-            encodings = self._tokenizer.encode_batch(part, is_pretokenized=True)
-            for words, encoding in zip(part, encodings, strict=True):
-                first = np.full(len(words), -1)
-                # From the back, so that the first token of a word is what stays.
-                for place in range(len(encoding.word_ids) - 1, -1, -1):
-                    word = encoding.word_ids[place]
-                    if word is not None:
-                        first[word] = place
-                found.append((np.array(encoding.ids, dtype=np.int64), first))
+        encodings = self._encodings([list(words) for words in texts], max_length, True)
+        for words, (ids, encoding) in zip(texts, encodings, strict=True):
+            first = np.full(len(words), -1)
+            # From the back, so that the first token of a word is what stays.
+            for place, word in reversed(list(enumerate(encoding.word_ids))):
+                if word is not None:
+                    first[word] = place
+            found.append((ids, first))
         return found
+
+    def _encodings(
+        self, texts: Sequence[Any], max_length: int, words: bool = False
+    ) -> Iterator[tuple[np.ndarray, Any]]:
+        """Go through token ids and encodings, cut at the end of the longer text."""
+        self._tokenizer.enable_truncation(max_length, strategy="longest_first")
+        for begin in range(0, len(texts), _AT_ONCE):
+            part = list(texts[begin : begin + _AT_ONCE])
+            for encoding in self._tokenizer.encode_batch(part, is_pretokenized=words):
+                yield np.array(encoding.ids, dtype=np.int64), encoding
 
     def to_json(self) -> str:
         """Write the vocabulary down.
@@ -250,9 +247,7 @@ def train_vocabulary(
     Vocabulary
         Ready to encode.
     """
-    strings = [
-        part for text in texts for part in ((text,) if isinstance(text, str) else text)
-    ]
+    strings = [part for text in texts for part in parts_of(text)]
     blank = vocabulary_of(
         {token: i for i, token in enumerate(SPECIAL)}, lower_case=lower_case
     )._tokenizer

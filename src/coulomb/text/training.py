@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coulomb._support.archive import write_json, write_whole
+from coulomb._support.archive import write_json
 from coulomb._support.checks import check_count
 from coulomb._support.errors import DivergedError, FileFormatError, ParameterError
 from coulomb._support.progress import Advance, progress_bar
@@ -37,18 +37,16 @@ from coulomb.text.run_folder import (
     METRICS,
     VOCABULARY,
     WEIGHTS,
-    AbstractStore,
     Checkpoint,
     Config,
-    FolderStore,
-    MemoryStore,
+    Store,
     check_tensors,
-    describe_environment,
+    load_vocabulary,
     read_config,
     read_history,
     read_json,
     read_tensors,
-    write_config,
+    write_run,
 )
 from coulomb.text.settings import TextSettings
 from coulomb.text.setup import DROPOUT, ORDER, WORDS, Setup, set_up
@@ -58,12 +56,8 @@ from coulomb.text.variants import find_variant
 
 # Adding every step would cost several per cent of training; a short memory needs it.
 _LONGEST, _OF_MEMORY = 8, 4
-
-
 _FUSED = ("cpu", "cuda")  # devices on which torch's Adam can be one pass
-
-
-_EVERY = 10  # steps between two changes of the bar
+_LOG_EVERY = 10  # steps between two losses in TensorBoard
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +74,7 @@ def train(
     settings: TextSettings,
     vocabulary: Vocabulary,
     *,
-    store: AbstractStore | None = None,
+    store: Store | None = None,
     save_every: int = 500,
     progress: bool | None = None,
     log_dir: Path | None = None,
@@ -122,7 +116,7 @@ def train(
     """
     check_count("save_every", save_every)
     setup = set_up(corpus, settings, vocabulary)
-    trainer = _Trainer(setup, store or MemoryStore(), save_every)
+    trainer = Trainer(setup, store or Store(), save_every)
     trainer.resume()
     with show(trainer.total, progress, log_dir) as display:
         trainer.run(display)
@@ -162,15 +156,11 @@ def train_in_folder(
     """
     folder = Path(folder)
     _must_be_free(folder)
-    text = vocabulary.to_json()
     described = {"name": corpus.name} | dict(data or {})
     config = Config(
         settings, corpus.kind, corpus.classes, described, corpus.fingerprint()
     )
-    write_json(folder / ENVIRONMENT, describe_environment())
-    write_whole(folder / VOCABULARY, lambda path: path.write_text(text, "utf-8"))
-    # Last: a folder with a configuration is a run that can be resumed.
-    write_config(folder, config)
+    write_run(folder, config, vocabulary)
     return _run(folder, corpus, settings, vocabulary, save_every, progress, tensorboard)
 
 
@@ -211,9 +201,7 @@ def resume_folder(
             f"The data of {folder} has changed since the run began: its texts or "
             "labels have another fingerprint. Bring it back, or train in a new folder."
         )
-    path = folder / VOCABULARY
-    vocabulary = Vocabulary.from_json(path.read_text("utf-8"), str(path))
-    settings = config.settings
+    vocabulary, settings = load_vocabulary(folder), config.settings
     return _run(folder, corpus, settings, vocabulary, save_every, progress, tensorboard)
 
 
@@ -230,7 +218,7 @@ def _run(
         corpus,
         settings,
         vocabulary,
-        store=FolderStore(folder),
+        store=Store(folder),
         save_every=save_every,
         progress=progress,
         log_dir=folder / "tensorboard" if tensorboard else None,
@@ -269,24 +257,10 @@ class Progress:
     loss: float = 0.0
     tokens: int = 0
     seconds: float = 0.0
-    best: float = -math.inf
+    best: float | None = None
     best_epoch: int = 0
     spent: float = 0.0
     alignment: dict[str, Any] | None = None
-
-    def facts(self) -> dict[str, Any]:
-        """Give everything as plain data."""
-        plain = dict(vars(self))
-        plain["best"] = None if math.isinf(self.best) else self.best
-        return plain
-
-    @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> "Progress":
-        """Read what `facts` gave."""
-        values = dict(facts)
-        if values.get("best") is None:
-            values["best"] = -math.inf
-        return cls(**values)
 
 
 class RunningAverage:
@@ -367,46 +341,19 @@ class RunningAverage:
 
 
 class Display:
-    """Tells what training does while it does it."""
+    """A bar that shows what training does, and TensorBoard if it is asked for."""
 
     def __init__(self, advance: Advance, writer: Any = None) -> None:
         self._advance, self._writer = advance, writer
-        self._validation = ""
 
-    def begin(self, step: int) -> None:
-        """Say how many steps were made before."""
-        self._advance(step)
-
-    def stepped(self, now: Progress, per_epoch: int) -> None:
-        """Say that a step of Phase B was made."""
-        steps = (now.step - 1) % per_epoch + 1
-        speed = now.tokens / max(now.seconds, 1e-9)
-        note = f"loss {now.loss / steps:.4f}, {speed:,.0f} tokens/s{self._validation}"
-        self._advance(1, note=note)
-        if self._writer is not None and now.step % _EVERY == 0:
-            self._writer.add_scalar("loss", now.loss / steps, now.step)
-
-    def aligned(self, record: dict[str, Any]) -> None:
-        """Say how Phase A goes."""
-        note = f"Phase A, step {record['step']}, alignment {record['alignment']:.4g}"
-        if "held_out" in record:
-            note += f", held out {record['held_out']:.4g}"
-        self._advance(0, note=note)
+    def tell(
+        self, note: str, step: int, scalars: Mapping[str, float], *, made: int = 0
+    ) -> None:
+        """Change the note beside the bar, and write scalars of a step down."""
+        self._advance(made, note=note)
         if self._writer is not None:
-            for name in ("alignment", "held_out"):
-                if name in record:
-                    value = record[name]
-                    self._writer.add_scalar(f"phase_a/{name}", value, record["step"])
-
-    def ended_epoch(self, record: dict[str, Any]) -> None:
-        """Say what an epoch gave."""
-        self._validation = f", validation {record['validation_accuracy']:.4f}"
-        self._advance(0, note=f"epoch {record['epoch']}{self._validation}")
-        if self._writer is not None:
-            for name, value in record.items():
-                if name.startswith("validation_"):
-                    place = name.replace("_", "/", 1)
-                    self._writer.add_scalar(place, value, record["step"])
+            for name, value in scalars.items():
+                self._writer.add_scalar(name, value, step)
 
 
 @contextmanager
@@ -431,13 +378,12 @@ def _writer(folder: Path) -> Any:
     return SummaryWriter(str(folder))
 
 
-class _Trainer:
+class Trainer:
     """The loop of one run. Its state is the model, the optimisers and `now`."""
 
-    def __init__(self, setup: Setup, store: AbstractStore, save_every: int) -> None:
+    def __init__(self, setup: Setup, store: Store, save_every: int) -> None:
         self.setup, self.store, self.save_every = setup, store, save_every
         self.model, self.settings = setup.model, setup.settings
-        self.now = Progress()
         self.per_epoch = -(-len(setup.rows["train"]) // self.settings.batch_size)
         enough = -(-self.settings.min_steps // self.per_epoch)
         self.total = max(self.settings.epochs, enough) * self.per_epoch
@@ -446,7 +392,8 @@ class _Trainer:
         self.average = RunningAverage(self.model, memory)
         moves = find_variant(self.settings.attention).phase_a != "none"
         self.align_at = self.settings.align_after * self.per_epoch if moves else None
-        self.now.aligned = not moves
+        self.now = Progress(aligned=not moves)
+        self._accuracy = ""
 
     # A checkpoint
 
@@ -456,64 +403,52 @@ class _Trainer:
         aligned = 0
         if found is not None:
             try:
-                self.now = Progress.from_facts(found.facts)
+                self.now = Progress(**found.facts)
             except TypeError as error:
                 raise FileFormatError(f"{CHECKPOINT} is damaged: {error}.") from error
-            expected = self._tensors(fill=True)
-            check_tensors(Path(CHECKPOINT), found.tensors, expected)
+            check_tensors(Path(CHECKPOINT), found.tensors, self._tensors())
             self._take(found.tensors)
-            aligned = (
-                _steps_of(self.store.particles) if self.align_at is not None else 0
-            )
+            file = self.store.particles
+            if self.align_at is not None and file is not None and file.is_file():
+                aligned = load_run(file).state.step
         self.store.forget_after(self.now.step, aligned)
 
     def _save(self) -> None:
-        self.store.save(Checkpoint(self._tensors(fill=True), self.now.facts()))
+        self.store.save(Checkpoint(self._tensors(), dict(vars(self.now))))
 
-    def _tensors(self, *, fill: bool) -> dict[str, Tensor]:
+    def _tensors(self) -> dict[str, Tensor]:
         tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
         names = {id(p): name for name, p in self.model.named_parameters()}
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
                 for parameter in group["params"]:
                     state = optimiser.state[parameter]
-                    if not state and fill:
+                    if not state:
                         # As torch begins, so that every checkpoint has one form.
                         state["step"] = torch.zeros(())
                         state["exp_avg"] = torch.zeros_like(parameter)
                         state["exp_avg_sq"] = torch.zeros_like(parameter)
                     for key, value in state.items():
                         tensors[f"adam.{names[id(parameter)]}.{key}"] = value
-        for name, value in self.average.tensors().items():
-            tensors[f"average.{name}"] = value
-        return tensors
+        averages = self.average.tensors().items()
+        return tensors | {f"average.{name}": value for name, value in averages}
 
     def _take(self, tensors: Mapping[str, Tensor]) -> None:
-        prefix = "model."
-        self.model.load_state_dict(
-            {
-                name.removeprefix(prefix): value
-                for name, value in tensors.items()
-                if name.startswith(prefix)
-            }
-        )
-        for name, value in self._tensors(fill=True).items():
+        parts: dict[str, dict[str, Tensor]] = {"model": {}, "adam": {}, "average": {}}
+        for name, value in tensors.items():
+            part, _, rest = name.partition(".")
+            parts[part][rest] = value
+        self.model.load_state_dict(parts["model"])
+        for name, value in self._tensors().items():
             if name.startswith("adam."):
                 value.copy_(tensors[name])
-        prefix = "average."
-        self.average.take(
-            {
-                name.removeprefix(prefix): value
-                for name, value in tensors.items()
-                if name.startswith(prefix)
-            }
-        )
+        self.average.take(parts["average"])
 
     # The loop
 
     def run(self, display: Display) -> None:
         """Make the steps that are left."""
-        display.begin(self.now.step)
+        display.tell("", 0, {}, made=self.now.step)
         self.model.train()
         while self.now.step < self.total:
             if not self.now.aligned and self.now.step == self.align_at:
@@ -521,8 +456,10 @@ class _Trainer:
             epoch = self.now.step // self.per_epoch
             for batch in self._batches(epoch, self.now.step % self.per_epoch):
                 self._step(batch)
-                self._maybe_save()
-                display.stepped(self.now, self.per_epoch)
+                inside = self.now.step % self.per_epoch
+                if inside and self.now.step % self.save_every == 0:
+                    self._save()
+                self._tell_step(display)
             self._end_epoch(epoch + 1, display)
 
     def _align(self, display: Display) -> None:
@@ -531,7 +468,10 @@ class _Trainer:
 
         def report(record: dict[str, Any]) -> None:
             self.store.record({"phase": "A", **record})
-            display.aligned(record)
+            found = {k: record[k] for k in ("alignment", "held_out") if k in record}
+            told = [f"{k.replace('_', ' ')} {v:.4g}" for k, v in found.items()]
+            step, scalars = record["step"], {f"phase_a/{k}": found[k] for k in found}
+            display.tell(", ".join([f"Phase A, step {step}", *told]), step, scalars)
 
         self.now.alignment = run_phase_a(
             self.setup,
@@ -592,10 +532,13 @@ class _Trainer:
         now.tokens += len(batch.token_ids)
         now.seconds += time.perf_counter() - began
 
-    def _maybe_save(self) -> None:
-        inside = self.now.step % self.per_epoch
-        if inside and self.now.step % self.save_every == 0:
-            self._save()
+    def _tell_step(self, display: Display) -> None:
+        now = self.now
+        loss = now.loss / ((now.step - 1) % self.per_epoch + 1)
+        speed = now.tokens / max(now.seconds, 1e-9)
+        note = f"loss {loss:.4f}, {speed:,.0f} tokens/s{self._accuracy}"
+        logged = {} if now.step % _LOG_EVERY else {"loss": loss}
+        display.tell(note, now.step, logged, made=1)
 
     def _end_epoch(self, epoch: int, display: Display) -> None:
         now = self.now
@@ -604,9 +547,10 @@ class _Trainer:
         with self.average.in_place():
             found = self._score("validation")
             score = found[judged]
-            if now.aligned and score > now.best:
+            if now.aligned and (now.best is None or score > now.best):
                 now.best, now.best_epoch = score, epoch
                 self.store.keep(self.setup.whole())
+        numbers = {k: v for k, v in found.items() if isinstance(v, int | float)}
         record = {
             "phase": "B",
             "epoch": epoch,
@@ -614,10 +558,12 @@ class _Trainer:
             "loss": now.loss / self.per_epoch,
             "lr": learning_rate(self.settings, now.step - 1, self.total),
             "tokens_per_second": now.tokens / max(now.seconds, 1e-9),
-            **{f"validation_{k}": v for k, v in found.items() if _is_number(v)},
+            **{f"validation_{k}": v for k, v in numbers.items()},
         }
         self.store.record(record)
-        display.ended_epoch(record)
+        self._accuracy = f", validation {found['accuracy']:.4f}"
+        scalars = {f"validation/{k}": v for k, v in numbers.items()}
+        display.tell(f"epoch {epoch}{self._accuracy}", now.step, scalars)
         now.spent += now.seconds
         now.loss, now.tokens, now.seconds = 0.0, 0, 0.0
         self._save()
@@ -630,7 +576,7 @@ class _Trainer:
         """Score the best weights."""
         setup, corpus = self.setup, self.setup.corpus
         weights = self.store.best()
-        check_tensors(Path("weights.safetensors"), weights, setup.full.state_dict())
+        check_tensors(Path(WEIGHTS), weights, setup.full.state_dict())
         state = dict(weights)
         state["token_embedding.weight"] = weights["token_embedding.weight"][setup.kept]
         self.model.load_state_dict(state)
@@ -687,15 +633,6 @@ def _optimisers(
         make_optimiser(decayed, lr=settings.lr, weight_decay=decay, decoupled=True),
         make_optimiser(rest, lr=settings.lr, decoupled=True),
     ]
-
-
-def _steps_of(file: Path | None) -> int:
-    there = file is not None and file.is_file()
-    return load_run(file).state.step if there and file else 0
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
 
 
 def make_optimiser(
