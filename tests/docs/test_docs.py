@@ -1,5 +1,6 @@
 """The documentation: every Python block runs, every link leads somewhere."""
 
+import importlib
 import os
 import re
 from pathlib import Path
@@ -35,11 +36,44 @@ def test_python_blocks_run_in_order(page, tmp_path, monkeypatch, capsys):
         exec(code, scope)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
-    for target in LINK.findall(page.read_text()):
-        if not re.match(r"[a-z]+:", target):
-            assert (page.parent / target).exists(), target
+def test_links_lead_somewhere():
+    missing = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in PAGES
+        for target in LINK.findall(page.read_text())
+        if not re.match(r"[a-z]+:", target) and not (page.parent / target).exists()
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def exists(name):
+    """Whether a dotted name is a module or something in one."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            thing = importlib.import_module(".".join(parts[:end]))
+        except ImportError:
+            continue
+        for part in parts[end:]:
+            thing = getattr(thing, part, None)
+        return thing is not None
+    return False
+
+
+def test_names_and_files_exist():
+    """What pages call by its full name is there, after every move."""
+    missing = []
+    for page in PAGES:
+        text = page.read_text()
+        names = set(re.findall(r"(?<![\w.-])coulomb(?:\.[A-Za-z_]\w*)+", text))
+        paths = set(
+            re.findall(r"(?<![\w/])(?:src|tests|benchmarks|examples)/[\w/]+\.py", text)
+        )
+        missing += [f"{page.name}: {name}" for name in names if not exists(name)]
+        missing += [
+            f"{page.name}: {path}" for path in paths if not (ROOT / path).exists()
+        ]
+    assert not missing, "\n".join(sorted(missing))
 
 
 def test_examples_are_short_and_run(tmp_path):
