@@ -116,3 +116,12 @@ def test_messages(system):
     sample, _ = system
     with pytest.raises(ParameterError, match="`strength` must be at least 0; got -1"):
         Hamiltonian(FourierAlignment(sample), strength=-1)
+
+
+def test_a_known_attraction_is_not_evaluated_again(system):
+    sample, particles = system
+    energy = Hamiltonian(Alignment(sample, Fourier()), strength=0.3)
+    known = 2 * energy.objective.field(particles).gradient
+    expected = energy.gradient(particles) + known / 2
+    found = energy.gradient(particles, attraction=known)
+    torch.testing.assert_close(found, expected)

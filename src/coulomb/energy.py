@@ -117,7 +117,11 @@ class Hamiltonian:
         return self.terms(particles, generator=generator).total
 
     def gradient(
-        self, particles: Particles, *, generator: torch.Generator | None = None
+        self,
+        particles: Particles,
+        *,
+        generator: torch.Generator | None = None,
+        attraction: Tensor | None = None,
     ) -> Tensor:
         """Evaluate `N grad_k H = grad V(w_k) + (lambda/(N-1)) sum_l grad g(w_k - w_l)`.
 
@@ -127,13 +131,17 @@ class Hamiltonian:
             The configuration.
         generator
             For random pair sums.
+        attraction
+            `grad V(w_k)`, if it is known; None evaluates the objective.
 
         Returns
         -------
         Tensor
             The shape of the positions.
         """
-        gradient = self.objective.field(particles).gradient
+        gradient = attraction
+        if gradient is None:
+            gradient = self.objective.field(particles).gradient
         if self.strength:
             pairs = self._pairs(particles, generator)
             gradient = gradient + self.strength * pairs.gradient

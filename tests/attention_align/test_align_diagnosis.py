@@ -12,8 +12,8 @@ from torch import nn
 from coulomb._support.stats import prediction_p_value
 from coulomb.attention.align.controls import label_cosines, noise_twin
 from coulomb.attention.align.diagnosis import BLIND, diagnose
-from coulomb.attention.align.problem import PAPER
 from coulomb.attention.align.run import align
+from coulomb.attention.align.settings import PAPER
 from coulomb.features import Particles
 
 SIZE = {"size": 32, "length": 6}
@@ -148,10 +148,10 @@ def test_the_twin_has_the_same_noise():
     """Without walls and repulsion, run and twin differ by the drift alone."""
     batches = marked_batches(4, **SIZE)
     result = align(marked_model(), batches, max_epochs=2, strength=0.0)
-    start, steps = Particles(result.account.start), result.run.state.step
+    start, steps = Particles(result.stats.start), result.run.state.step
     twin = noise_twin(result.problem, start, steps, seed=0)
     torch.testing.assert_close(
-        result.positions - twin.positions, result.account.drift.float()
+        result.positions - twin.positions, result.stats.drift.float()
     )
     other = noise_twin(result.problem, start, steps, seed=1)
     assert not torch.equal(other.positions, twin.positions)
@@ -164,7 +164,7 @@ def test_the_objectives_differ_in_what_they_see_of_the_labels():
     for objective in ("within-class", "centred"):
         batches = marked_batches(5, **SIZE)
         result = align(marked_model(), batches, objective=objective, max_epochs=0)
-        start = Particles(result.account.start)
+        start = Particles(result.stats.start)
         cosines[objective] = float(label_cosines(result.problem.objective, start))
     assert cosines["within-class"] > BLIND
     assert cosines["centred"] < 0.5

@@ -4,19 +4,18 @@ import pytest
 import torch
 from align_cases import TinyModel, random_batches
 
-from coulomb.attention.align.batches import Batch, as_batch
-from coulomb.attention.align.energies import (
-    IGNORED,
+from coulomb.attention.align.problem import (
     LEVELS,
-    Evaluated,
+    Batch,
     ModelAlignment,
+    Network,
     NoAlignment,
+    ParticleLayers,
     View,
+    as_batch,
 )
-from coulomb.attention.align.model_as_function import Network, ParticleLayers
-from coulomb.attention.align.scores import Rows, Target, as_score, scores
+from coulomb.attention.align.scores import IGNORED, Rows, Target, as_score, scores
 from coulomb.features import Particles
-from coulomb.objectives import Field
 
 F64 = torch.float64
 
@@ -237,13 +236,11 @@ def test_a_batch_without_pairs_has_no_energy_and_no_gradient():
     assert (field.potential == 0).all()
 
 
-def test_no_alignment_and_evaluated():
+def test_no_alignment_moves_nothing():
     positions = torch.ones(2, 3, 4, 5)
     field = NoAlignment().field(Particles(positions))
     assert (field.gradient == 0).all()
     assert field.potential.shape == (2, 3, 4)
-    known = Evaluated(Field(torch.ones(2, 3, 4), positions))
-    assert (known.energy(Particles(positions)) == 1).all()
 
 
 def test_batches_as_mappings_and_tuples():

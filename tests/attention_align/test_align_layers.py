@@ -6,11 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from coulomb.attention.align.batches import as_batch
 from coulomb.attention.align.diagnosis import diagnose
-from coulomb.attention.align.model_as_function import Network, ParticleLayers
-from coulomb.attention.align.pretrain import CrossEntropy
-from coulomb.attention.align.run import align
+from coulomb.attention.align.problem import Network, ParticleLayers, as_batch
+from coulomb.attention.align.run import CrossEntropy, align
 
 layers = pytest.importorskip("coulomb.attention.layers.kernel")
 encoder = pytest.importorskip("coulomb.attention.encoder.encoder")
@@ -97,4 +95,4 @@ def test_torch_s_encoder_layer_with_kernel_attention(batch_first):
 
     result = align(model, make_batches(), evaluate=evaluate, **QUICK)
     assert result.problem.network.layers.names == ("1.self_attn",)
-    assert (result.account.moved() > 0).all()
+    assert (result.stats.moved() > 0).all()

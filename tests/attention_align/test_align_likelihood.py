@@ -9,9 +9,10 @@ from torch import nn
 from torch.nn import functional
 
 from coulomb._support.errors import ParameterError
-from coulomb.attention.align.problem import AlignmentSettings, set_up
+from coulomb.attention.align.problem import build_problem
 from coulomb.attention.align.run import align
 from coulomb.attention.align.scores import Likelihood, Rows
+from coulomb.attention.align.settings import AlignmentSettings
 from coulomb.features import Particles
 
 FLOW = {"sampler": "adam", "inverse_temperature": math.inf, "strength": 0.0}
@@ -31,7 +32,7 @@ def test_it_is_minus_the_cross_entropy_of_the_model_in_value_and_gradient():
     model = TinyModel(classes=3, dtype=torch.float64).eval()
     batches = random_batches(2, dtype=torch.float64)
     settings = AlignmentSettings(objective="likelihood")
-    problem = set_up(model, batches, settings, held_out=None)
+    problem = build_problem(model, batches, settings, held_out=None)
     field = problem.objective.field(Particles(positions_of(model)))
     loss = (loss_of(model, batches[0]) + loss_of(model, batches[1])) / 2
     loss.backward()
@@ -85,8 +86,8 @@ def test_the_loss_falls_on_batches_that_move_nothing():
 
 def test_all_that_moves_without_noise_is_drift():
     result = align(TinyModel(classes=3), random_batches(3), max_steps=4, **ON_LOSS)
-    moved = (result.positions - result.account.start).double()
-    torch.testing.assert_close(result.account.drift, moved, atol=1e-5, rtol=1e-4)
+    moved = (result.positions - result.stats.start).double()
+    torch.testing.assert_close(result.stats.drift, moved, atol=1e-5, rtol=1e-4)
     assert not result.drowned
     assert "There was no noise." in result.summary()
 
@@ -100,7 +101,7 @@ def test_resumed_to_the_bit(tmp_path):
     align(model, batches, max_steps=4, **options).save(tmp_path / "run")
     rest = align(model, batches, max_steps=9, resume=tmp_path / "run", **options)
     assert torch.equal(rest.positions, whole.positions)
-    torch.testing.assert_close(rest.account.drift, whole.account.drift)
+    torch.testing.assert_close(rest.stats.drift, whole.stats.drift)
 
 
 def test_mistakes_are_named():

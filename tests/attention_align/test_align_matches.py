@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from coulomb._support.errors import ParameterError
-from coulomb.attention.align.pair_start import (
+from coulomb.attention.align.starts import (
     DRAWN,
-    blind_particles,
     choose_norm,
-    crossing,
+    cross_text_attention,
     judge_norms,
-    told_by_labels,
+    remove_part_direction,
+    variance_explained,
 )
 
 
@@ -21,7 +21,7 @@ def drawn(*shape, seed=0):
 
 def test_blind_particles_give_both_parts_the_same_projections():
     particles, parts = drawn(3, 2, 5, 8), drawn(2, 16, seed=1)
-    found = blind_particles(particles, parts, factor=4.0)
+    found = remove_part_direction(particles, parts, factor=4.0)
     words = drawn(7, 16, seed=2)
     first, second = (
         torch.einsum("nhd,lhmd->lhmn", (words + part).view(7, 2, 8), found)
@@ -30,21 +30,23 @@ def test_blind_particles_give_both_parts_the_same_projections():
     torch.testing.assert_close(first, second)
     norms = found.norm(dim=-1) / particles.norm(dim=-1)
     torch.testing.assert_close(norms, torch.full_like(norms, 4.0))
-    again = blind_particles(found, parts)
+    again = remove_part_direction(found, parts)
     torch.testing.assert_close(again, found)
 
 
 def test_parts_without_a_difference_turn_nothing():
     particles = drawn(2, 5, 8)
-    found = blind_particles(particles, torch.ones(2, 16))
+    found = remove_part_direction(particles, torch.ones(2, 16))
     torch.testing.assert_close(found, particles)
-    assert torch.equal(blind_particles(0 * particles, drawn(2, 16)), 0 * particles)
+    assert torch.equal(
+        remove_part_direction(0 * particles, drawn(2, 16)), 0 * particles
+    )
 
 
 @pytest.mark.parametrize("shape", [(2, 8), (3, 16), (16,)])
 def test_parts_of_another_shape(shape):
     with pytest.raises(ParameterError, match=r"`parts` must have shape \(2, 16\)"):
-        blind_particles(drawn(2, 5, 8), torch.ones(shape))
+        remove_part_direction(drawn(2, 5, 8), torch.ones(shape))
 
 
 def test_crossing_is_the_sum_over_pairs_of_tokens():
@@ -52,7 +54,7 @@ def test_crossing_is_the_sum_over_pairs_of_tokens():
     parts = torch.tensor([[0, 0, 1, 1, 1, 1], [0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0]])
     lengths = (6, 3, 4)
     mask = torch.arange(6) < torch.tensor(lengths).unsqueeze(1)
-    found = crossing(weights, parts, mask)
+    found = cross_text_attention(weights, parts, mask)
     for pair, length in enumerate(lengths):
         for head in range(2):
             shares = []
@@ -67,15 +69,17 @@ def test_crossing_is_the_sum_over_pairs_of_tokens():
 
 def test_a_token_alone_crosses_nothing():
     mask = torch.tensor([[True, False]])
-    assert crossing(torch.ones(1, 1, 2, 2), torch.tensor([[0, 1]]), mask) == 0
+    assert (
+        cross_text_attention(torch.ones(1, 1, 2, 2), torch.tensor([[0, 1]]), mask) == 0
+    )
 
 
 def test_two_classes_tell_the_squared_correlation():
     labels = torch.arange(60) % 2
     values = drawn(60, 3) + labels.unsqueeze(1)
     both = [np.corrcoef(values[:, j], labels)[0, 1] ** 2 for j in range(3)]
-    assert told_by_labels(values, labels) == pytest.approx(np.mean(both), rel=1e-6)
-    assert told_by_labels(torch.ones(4, 1), torch.tensor([0, 1, 2, 2])) == 0
+    assert variance_explained(values, labels) == pytest.approx(np.mean(both), rel=1e-6)
+    assert variance_explained(torch.ones(4, 1), torch.tensor([0, 1, 2, 2])) == 0
 
 
 def test_the_smallest_of_norms_that_are_alike_is_chosen():

@@ -8,11 +8,12 @@ from torch import nn
 
 from coulomb._support.errors import ParameterError
 from coulomb.attention import KernelAttention, align
-from coulomb.attention.align.attention_likelihood import (
+from coulomb.attention.align.scores import (
     Neighbours,
+    Rows,
     neighbour_likelihood,
+    shuffled,
 )
-from coulomb.attention.align.scores import Rows, shuffled
 
 F64 = torch.float64
 NONE = -100

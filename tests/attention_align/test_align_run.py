@@ -14,10 +14,10 @@ from align_cases import (
 from torch import nn
 
 from coulomb._support.streams import make_generator
-from coulomb.attention.align.pretrain import CrossEntropy
-from coulomb.attention.align.problem import PAPER, AlignmentSettings, set_up
-from coulomb.attention.align.run import align
-from coulomb.attention.align.sampler import MOVES, batch_of_step
+from coulomb.attention.align.problem import MOVES, build_problem
+from coulomb.attention.align.run import CrossEntropy, align
+from coulomb.attention.align.sampler import batch_of_step
+from coulomb.attention.align.settings import PAPER, AlignmentSettings
 from coulomb.domains import Ball
 from coulomb.dynamics import loop
 from coulomb.dynamics.langevin import Annealed, ProjectedLangevin
@@ -47,7 +47,7 @@ def test_it_is_the_engine_s_own_run():
     batches, model = random_batches(1), TinyModel()
     options = {"step_size": 0.3, "inverse_temperature": 50.0, "clip": 0.5}
     domain = Ball(1.2)
-    problem = set_up(model, batches, AlignmentSettings(), held_out=None)
+    problem = build_problem(model, batches, AlignmentSettings(), held_out=None)
     energy = Hamiltonian(problem.objective, strength=0.05)
     sampler = ProjectedLangevin(domain=domain, **options)
     particles = Particles(domain.project(positions_of(model)))
@@ -72,7 +72,7 @@ def test_plain_drift_is_the_n_th_part_of_the_other():
         run_quickly(max_steps=1, drift=drift, inverse_temperature=math.inf, clip=1e9)
         for drift in ("N", "plain")
     ]
-    large, small = (result.positions - result.account.start for result in first)
+    large, small = (result.positions - result.stats.start for result in first)
     torch.testing.assert_close(large, 6 * small, atol=1e-6, rtol=1e-4)
 
 
@@ -142,8 +142,8 @@ def test_resumed_to_the_bit(tmp_path):
     )
     assert torch.equal(resumed.positions, whole.positions)
     assert resumed.history == whole.history
-    assert torch.equal(resumed.account.drift, whole.account.drift)
-    assert resumed.account.noise == whole.account.noise
+    assert torch.equal(resumed.stats.drift, whole.stats.drift)
+    assert resumed.stats.noise == whole.stats.noise
     assert torch.equal(resumed_model.norm.weight, whole_model.norm.weight)
     assert not torch.equal(resumed_model.norm.weight, TinyModel().norm.weight)
 
@@ -229,11 +229,11 @@ def test_drift_and_noise_are_added_up():
     """Without a wall and repulsion, moves are what labels and noise add up to."""
     options = {"strength": 0.0, "max_epochs": 3}
     cold = run_quickly(inverse_temperature=math.inf, **options)
-    carried = cold.positions - cold.account.start
-    torch.testing.assert_close(cold.account.drift.float(), carried)
+    carried = cold.positions - cold.stats.start
+    torch.testing.assert_close(cold.stats.drift.float(), carried)
     assert cold.summary().endswith("There was no noise.")
     warm = run_quickly(inverse_temperature=8.0, step_size=0.5, **options)
-    assert warm.account.noise == pytest.approx(9 * 2 * 0.5 / 8)
+    assert warm.stats.noise == pytest.approx(9 * 2 * 0.5 / 8)
 
 
 def test_drowned_runs_say_so():
@@ -264,14 +264,14 @@ def test_held_out_batches_are_never_trained_on():
             return super().__getitem__(number)
 
     batches = Watched(random_batches(6))
-    problem = set_up(TinyModel(), batches, AlignmentSettings(), held_out=0.34)
+    problem = build_problem(TinyModel(), batches, AlignmentSettings(), held_out=0.34)
     kept_back = set(problem.held_out.numbers)
     assert len(kept_back) == 2
     assert kept_back | set(problem.training) == set(range(6))
     for step in range(12):
         batch_of_step(step, problem.training, 0)
         assert batch_of_step(step, problem.training, 0) not in kept_back
-    given = set_up(
+    given = build_problem(
         TinyModel(), batches, AlignmentSettings(), held_out=random_batches(2)
     )
     assert given.training == tuple(range(6))

@@ -8,13 +8,13 @@ from sklearn.linear_model import Ridge
 
 from coulomb._support.errors import ParameterError
 from coulomb.attention import EncoderSettings, KernelEncoder, align
-from coulomb.attention.align.window_start import (
+from coulomb.attention.align.starts import (
     _RIDGE,
     Contexts,
     count_labels,
     unexplained,
+    window_particles,
 )
-from coulomb.attention.align.windows import window_particles
 from coulomb.attention.layers.kernel import KernelAttention
 
 
@@ -136,7 +136,7 @@ def test_labels_can_move_untied_particles_apart():
     tokens = torch.randint(20, (16, 6), generator=torch.Generator().manual_seed(0))
     labels = (tokens[:, 0] > 9).long()
     result = align(model, [(tokens, labels)], held_out=None, max_steps=3)
-    before = result.account.start
+    before = result.stats.start
     assert before.shape == (1, 2, 4, 8)
     assert torch.equal(*before.split(4, dim=-1))
     asking, asked = result.positions.split(4, dim=-1)

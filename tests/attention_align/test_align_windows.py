@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from coulomb._support.errors import ParameterError
-from coulomb.attention.align.windows import window_particles
+from coulomb.attention.align.starts import window_particles
 from coulomb.features import Particles, as_feature_map
 
 

@@ -14,7 +14,7 @@ from text_cases import (
 )
 
 from coulomb._support.errors import CoulombError
-from coulomb.attention.align.problem import set_up as set_up_alignment
+from coulomb.attention.align.problem import build_problem
 from coulomb.attention.encoder.layout import padded_logits
 from coulomb.features import Particles
 from coulomb.text import VARIANTS, Split, build_corpus, train, train_vocabulary
@@ -218,7 +218,7 @@ def test_the_likelihood_of_packed_texts_is_that_of_padded_ones(tagging):
     setup = set_up(corpus, settings, vocabulary)
     batches = alignment_batches(setup.rows["train"], 5, seed=0)
     chosen = alignment_settings(settings, corpus.kind)
-    problem = set_up_alignment(
+    problem = build_problem(
         setup.model, batches, chosen, evaluate=packed_view(settings, corpus.kind),
         held_out=None,
     )  # fmt: skip

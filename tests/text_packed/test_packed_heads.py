@@ -4,12 +4,9 @@ from packed_cases import LENGTHS, make_batch, make_model
 
 from coulomb._support.errors import ParameterError
 from coulomb.attention import align
-from coulomb.attention.align.energies import IGNORED, ModelAlignment, View
-from coulomb.attention.align.model_as_function import (
-    Network,
-    ParticleLayers,
-    call_model,
-)
+from coulomb.attention.align.scores import IGNORED
+from coulomb.attention.align.problem import ModelAlignment, View
+from coulomb.attention.align.problem import Network, ParticleLayers, call_model
 from coulomb.attention.align.scores import as_score
 from coulomb.attention.encoder.layout import pad
 from coulomb.attention.encoder.packed import PackedHeads

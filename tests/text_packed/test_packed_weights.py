@@ -2,7 +2,7 @@ import pytest
 import torch
 from packed_cases import LENGTHS, make_batch, make_model
 
-from coulomb.attention.align.batches import as_batch
+from coulomb.attention.align.problem import as_batch
 from coulomb.attention.encoder.layout import pad
 from coulomb.attention.encoder.packed import feature_function
 

@@ -9,8 +9,7 @@ from coulomb._support.errors import ParameterError
 
 if TYPE_CHECKING:
     from coulomb.attention import Diagnosis
-    from coulomb.attention.align.pair_start import MatchTest
-    from coulomb.attention.align.window_start import ChoiceTest
+    from coulomb.attention.align.starts import ChoiceTest, MatchTest
 
 
 def diagnose(
@@ -73,7 +72,7 @@ def diagnose(
 
 
 def _print_choice(found: "ChoiceTest | MatchTest") -> None:
-    from coulomb.attention.align.pair_start import MatchTest
+    from coulomb.attention.align.starts import MatchTest
 
     if not isinstance(found, MatchTest):
         _print_windows(found)

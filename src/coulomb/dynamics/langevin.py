@@ -130,6 +130,7 @@ class Info(NamedTuple):
     noise: float  # mean square of the noise
     displacement: float  # mean square of the whole move
     accepted: float = 1.0
+    drift_vectors: Tensor | None = None  # of each particle; of a single step only
 
 
 class AbstractSampler(ABC):
@@ -200,10 +201,47 @@ class AbstractSampler(ABC):
         infos = []
         for _ in range(steps):
             state, info = self.step(state, energy, generator=generator)
-            infos.append(info)
+            infos.append((info.drift, info.noise, info.displacement, info.accepted))
         return state, Info(
             *(sum(values) / steps for values in zip(*infos, strict=True))
         )
+
+
+class AbstractGradientSampler(AbstractSampler):
+    """A sampler whose steps need the gradient of the energy and no more."""
+
+    step_size: float
+    inverse_temperature: float | AbstractSchedule
+    clip: float
+    batch_size: int | None
+
+    @abstractmethod
+    def move(
+        self, state: State, gradient: Tensor, *, generator: torch.Generator
+    ) -> tuple[State, Info]:
+        """Move once along a gradient.
+
+        Parameters
+        ----------
+        state
+            Where the particles are.
+        gradient
+            `N grad_k H` there, the shape of the positions.
+        generator
+            The source of randomness.
+
+        Returns
+        -------
+        tuple
+            The next state and an account of the step.
+        """
+
+    def step(
+        self, state: State, energy: Hamiltonian, *, generator: torch.Generator
+    ) -> tuple[State, Info]:
+        energy = _batched(energy, self.batch_size, generator)
+        gradient = energy.gradient(state.particles, generator=generator)
+        return self.move(state, gradient, generator=generator)
 
 
 samplers: Registry[AbstractSampler] = Registry("sampler")
@@ -211,7 +249,7 @@ samplers: Registry[AbstractSampler] = Registry("sampler")
 
 @samplers.add("langevin")
 @dataclass(frozen=True, eq=False)
-class ProjectedLangevin(AbstractSampler):
+class ProjectedLangevin(AbstractGradientSampler):
     """Projected (or reflected) Langevin steps. [CPM alg:main-langevin].
 
     Parameters
@@ -265,12 +303,10 @@ class ProjectedLangevin(AbstractSampler):
         if self.batch_size is not None:
             check_count("batch_size", self.batch_size, at_least=2)
 
-    def step(
-        self, state: State, energy: Hamiltonian, *, generator: torch.Generator
+    def move(
+        self, state: State, gradient: Tensor, *, generator: torch.Generator
     ) -> tuple[State, Info]:
         positions = state.particles.positions
-        energy = _batched(energy, self.batch_size, generator)
-        gradient = energy.gradient(state.particles, generator=generator)
         if isinstance(self.domain, Masked):
             # Only allowed coordinates count in the clip.
             gradient = gradient * self.domain.mask
@@ -287,9 +323,7 @@ class ProjectedLangevin(AbstractSampler):
             if self.boundary == "project"
             else self.domain.reflect(target)
         )
-        info = Info(
-            mean_square(drift), mean_square(noise), mean_square(moved - positions)
-        )
+        info = _step_info(drift, noise, moved - positions)
         particles = state.particles._replace(positions=moved)
         return State(particles, state.step + 1), info
 
@@ -380,7 +414,7 @@ class ProjectedLangevin(AbstractSampler):
 
 @samplers.add("adam")
 @dataclass(frozen=True, eq=False)
-class AdamLangevin(AbstractSampler):
+class AdamLangevin(AbstractGradientSampler):
     """Langevin steps preconditioned as in Adam; a flow at infinite `beta`.
 
     `m <- b1 m + (1 - b1) f`, `v <- b2 v + (1 - b2) f^2` with `f = N grad_k H`, and
@@ -442,12 +476,10 @@ class AdamLangevin(AbstractSampler):
         zero = torch.zeros_like(particles.positions)
         return State(particles, memory={"mean": zero, "square": zero})
 
-    def step(
-        self, state: State, energy: Hamiltonian, *, generator: torch.Generator
+    def move(
+        self, state: State, gradient: Tensor, *, generator: torch.Generator
     ) -> tuple[State, Info]:
         positions = state.particles.positions
-        energy = _batched(energy, self.batch_size, generator)
-        gradient = energy.gradient(state.particles, generator=generator)
         mean, square = self._moments(state, clip_per_particle(gradient, self.clip))
         first, second = (1 - b ** (state.step + 1) for b in self.decay)
         scale = (square / second).sqrt() + self.floor
@@ -456,9 +488,7 @@ class AdamLangevin(AbstractSampler):
         noise = _standard_normal(positions, generator)
         noise = math.sqrt(2 * self.step_size / beta) * noise / scale.sqrt()
         moved = self.domain.project(positions + drift + noise)
-        info = Info(
-            mean_square(drift), mean_square(noise), mean_square(moved - positions)
-        )
+        info = _step_info(drift, noise, moved - positions)
         particles = state.particles._replace(positions=moved)
         memory = {"mean": mean, "square": square}
         return State(particles, state.step + 1, memory), info
@@ -491,10 +521,22 @@ def clip_per_particle(gradient: Tensor, clip: float) -> Tensor:
     tensor([[0.6000, 0.8000],
             [0.3000, 0.4000]])
     """
-    if math.isinf(clip):
-        return gradient
+    return gradient if math.isinf(clip) else gradient * clip_factors(gradient, clip)
+
+
+def clip_factors(gradient: Tensor, clip: float) -> Tensor:
+    """Say how much of each gradient is left by `clip_per_particle`: `(..., 1)`."""
     norm = gradient.norm(dim=-1, keepdim=True)
-    return gradient * torch.where(norm > clip, clip / norm, torch.ones_like(norm))
+    return torch.where(norm > clip, clip / norm, torch.ones_like(norm))
+
+
+def _step_info(drift: Tensor, noise: Tensor, displacement: Tensor) -> Info:
+    return Info(
+        mean_square(drift),
+        mean_square(noise),
+        mean_square(displacement),
+        drift_vectors=drift,
+    )
 
 
 def _batched(

@@ -162,7 +162,7 @@ def measure_blindness(
     job: Job, corpus: Corpus, vocabulary: Vocabulary
 ) -> dict[str, float]:
     """Compare the gradient of Phase A under true and under shuffled labels."""
-    from coulomb.attention.align.problem import set_up as set_up_alignment
+    from coulomb.attention.align.problem import build_problem
     from coulomb.features import Particles
     from coulomb.text.phases import alignment_batches, alignment_settings, packed_view
     from coulomb.text.setup import set_up
@@ -171,7 +171,7 @@ def measure_blindness(
     setup = set_up(corpus, settings, vocabulary)
     batches = alignment_batches(setup.rows["train"], settings.batch_size, job["seed"])
     chosen = alignment_settings(settings, corpus.kind)
-    problem = set_up_alignment(
+    problem = build_problem(
         setup.model,
         batches[:20],
         chosen,

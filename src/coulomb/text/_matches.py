@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from coulomb._support.streams import make_generator
-from coulomb.attention.align.model_as_function import ParticleLayers
-from coulomb.attention.align.pair_start import (
+from coulomb.attention.align.problem import ParticleLayers
+from coulomb.attention.align.starts import (
     DRAWN,
     MatchChoice,
     MatchTest,
-    blind_particles,
+    remove_part_direction,
     choose_norm,
-    crossing,
-    in_words,
+    cross_text_attention,
+    describe_norm,
     judge_norms,
 )
 from coulomb.attention.encoder.packed import packed_form
@@ -50,7 +50,7 @@ class MatchStart(NamedTuple):
         """Say it in words."""
         if self.choice is None:
             return "Particles began blind to the part of a pair. "
-        told = in_words(self.choice)
+        told = describe_norm(self.choice)
         return f"{told[0].upper()}{told[1:]}. "
 
 
@@ -73,7 +73,7 @@ def match_start(setup: Setup, factor: float) -> Tensor:
         return drawn
     table = setup.model.position_embedding
     assert table is not None
-    return blind_particles(drawn, table.weight.detach(), factor=factor)
+    return remove_part_direction(drawn, table.weight.detach(), factor=factor)
 
 
 def choose_matches(setup: Setup) -> MatchStart:
@@ -115,7 +115,7 @@ def look_across(setup: Setup) -> tuple[dict[float, Tensor], Tensor]:
                 for factor, start in starts.items():
                     attention.particles.copy_(start)
                     weights = attention.weights(q, k, mask, causal=False)
-                    shares[factor].append(crossing(weights, parts, mask))
+                    shares[factor].append(cross_text_attention(weights, parts, mask))
     finally:
         with torch.no_grad():
             attention.particles.copy_(kept)

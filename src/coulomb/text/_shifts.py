@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from coulomb._support.streams import make_generator
-from coulomb.attention.align.model_as_function import ParticleLayers
-from coulomb.attention.align.window_start import (
+from coulomb.attention.align.problem import ParticleLayers
+from coulomb.attention.align.starts import (
     Choice,
     ChoiceTest,
     Contexts,
     count_labels,
-    in_words,
+    describe_shifts,
     unexplained,
 )
-from coulomb.attention.align.windows import window_particles
+from coulomb.attention.align.starts import window_particles
 from coulomb.attention.encoder.layout import TokenBatch
 from coulomb.attention.encoder.packed import packed_form
 from coulomb.attention.layers.kernel import KernelAttention
@@ -46,7 +46,7 @@ class Start(NamedTuple):
         """Say it in words."""
         if self.shifts is None:
             return "Particles began at windows of positions. "
-        where = in_words(self.shifts)
+        where = describe_shifts(self.shifts)
         text = f"Particles began at windows of positions, by head {where}. "
         if self.choice is None:
             return text

@@ -16,8 +16,7 @@ from torch import Tensor
 from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
 from coulomb.attention import AlignmentResult, Diagnosis, align, diagnose
 from coulomb.attention.align.diagnosis import with_choice
-from coulomb.attention.align.pair_start import MatchTest
-from coulomb.attention.align.window_start import ChoiceTest
+from coulomb.attention.align.starts import ChoiceTest, MatchTest
 from coulomb.dynamics.loop import load_run
 from coulomb.dynamics.stopping import StopReason
 from coulomb.text._matches import judge_matches, may_choose

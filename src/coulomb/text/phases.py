@@ -12,11 +12,11 @@ from torch import Tensor
 from coulomb._support.errors import ParameterError
 from coulomb._support.streams import make_generator
 from coulomb.attention import AlignmentResult, AlignmentSettings, align
-from coulomb.attention.align.attention_likelihood import Neighbours
+from coulomb.attention.align.scores import Neighbours
 from coulomb.attention.align.controls import noise_twin
-from coulomb.attention.align.model_as_function import Evaluate, ParticleLayers
+from coulomb.attention.align.problem import Evaluate, ParticleLayers
 from coulomb.attention.align.problem import Problem
-from coulomb.attention.align.problem import set_up as set_up_alignment
+from coulomb.attention.align.problem import build_problem
 from coulomb.attention.encoder.layout import IGNORED, TokenBatch
 from coulomb.attention.encoder.packed import PackedHeads, feature_function
 from coulomb.domains import Ball, Space
@@ -271,7 +271,7 @@ def _positions(setup: Setup) -> Tensor:
 
 def _still(setup: Setup) -> Problem:
     batches, chosen, options = alignment_problem(setup)
-    return set_up_alignment(setup.model, batches, chosen, **options)
+    return build_problem(setup.model, batches, chosen, **options)
 
 
 def _match_norms(setup: Setup, drawn: Tensor, aligned: Tensor) -> None:

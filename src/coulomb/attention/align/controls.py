@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from coulomb._support.streams import make_generator
-from coulomb.attention.align.energies import (
+from coulomb.attention.align.problem import (
+    MOVES,
+    SHUFFLES,
     AbstractBatched,
     ModelAlignment,
     NoAlignment,
+    Problem,
 )
-from coulomb.attention.align.problem import Problem
-from coulomb.attention.align.sampler import MOVES, SHUFFLES, Account
+from coulomb.attention.align.sampler import BatchedSampler, DriftStats
 from coulomb.attention.align.scores import shuffled
 from coulomb.dynamics.loop import RunSettings, init_run, run
 from coulomb.features import Particles
@@ -44,7 +46,7 @@ def _twin(
     steps: int,
     seed: int,
 ) -> Particles:
-    sampler = problem.sampler(Account.of(particles.positions))
+    sampler = BatchedSampler(problem, DriftStats.of(particles.positions))
     begun = init_run(sampler, particles, generator=make_generator(seed, MOVES))
     settings = RunSettings(steps, record_every=max(1, steps))
     return run(begun, sampler, problem.energy(objective), settings).particles

@@ -14,7 +14,7 @@ from torch import Tensor
 from coulomb._support.checks import check_count, check_real
 from coulomb._support.errors import ParameterError
 from coulomb._support.progress import Advance, progress_bar
-from coulomb._support.stats import prediction_p_value
+from coulomb._support.stats import permutation_p_value, prediction_p_value
 from coulomb._support.streams import make_generator
 from coulomb.attention.align.controls import (
     label_cosines,
@@ -22,14 +22,16 @@ from coulomb.attention.align.controls import (
     noise_twin,
     shuffled_gains,
 )
-from coulomb.attention.align.energies import ModelAlignment
-from coulomb.attention.align.model_as_function import evaluating
-from coulomb.attention.align.pair_start import MatchChoice, MatchTest
-from coulomb.attention.align.problem import Problem
+from coulomb.attention.align.problem import TWINS, ModelAlignment, Problem, in_mode
 from coulomb.attention.align.run import AlignmentResult, drift_sentence
-from coulomb.attention.align.sampler import TWINS, root_mean_square
+from coulomb.attention.align.sampler import root_mean_square
 from coulomb.attention.align.scores import AbstractScore, Centred, as_score
-from coulomb.attention.align.window_start import Choice, ChoiceTest
+from coulomb.attention.align.starts import (
+    Choice,
+    ChoiceTest,
+    MatchChoice,
+    MatchTest,
+)
 from coulomb.features import Particles
 
 # An objective whose gradient keeps this much of its direction does not see the labels.
@@ -286,11 +288,11 @@ def diagnose(
         objective = held_out.score if held_out.score.normalised else Centred()
     held_out = replace(held_out, score=as_score(objective))
     watched = replace(problem.objective, score=held_out.score)
-    begin, end = Particles(result.account.start), result.run.particles
+    begin, end = Particles(result.stats.start), result.run.particles
     steps = result.run.state.step
     counts = n_twins, n_label_twins
     with (
-        evaluating(problem.network.model),
+        in_mode(problem.network.model, train=False),
         torch.no_grad(),
         progress_bar("controls", sum(counts) + 1, visible=progress) as advance,
     ):
@@ -304,12 +306,11 @@ def diagnose(
     p_value = prediction_p_value(after, twins)
     p_labels = prediction_p_value(after, label_twins) if label_twins else None
     share = _label_share(after, tuple(twins), tuple(label_twins))
-    above = sum(gain >= after - before for gain in gains)
-    p_shuffled = (1 + above) / (1 + len(gains))
+    p_shuffled = permutation_p_value(after - before, gains)
     return Diagnosis(
         layers=problem.network.layers.names,
         steps=steps,
-        drift_to_noise=result.account.drift_to_noise(),
+        drift_to_noise=result.stats.drift_to_noise(),
         moved=root_mean_square(end.positions - begin.positions),
         moved_by_noise=root_mean_square(own.positions - begin.positions),
         apart=root_mean_square(end.positions - own.positions),

@@ -1,177 +1,469 @@
-"""What Phase A is asked to do, and the problem that a model and its data make of it."""
+"""The problem of Phase A: a model as a function of its particles, and its energy.
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+Batches say what a model is called with and what its outputs are compared with. A
+`Network` evaluates the model with other particles, and leaves it as it was. A `View`
+says which outputs are scored: pooled sequences, labelled tokens, every layer, every
+head. `ModelAlignment` is minus their score, to the dynamics an objective like others.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call
 
-from coulomb._support.checks import check_count, check_real
-from coulomb._support.errors import ParameterError, unknown_name
+from coulomb._support.checks import check_real
+from coulomb._support.errors import ParameterError, ParameterTypeError, unknown_name
 from coulomb._support.streams import make_generator
-from coulomb.attention.align.batches import as_batches
-from coulomb.attention.align.energies import AbstractBatched, ModelAlignment, Pool, View
-from coulomb.attention.align.model_as_function import (
-    Evaluate,
-    Network,
-    ParticleLayers,
-    call_model,
+from coulomb.attention.align.scores import (
+    IGNORED,
+    AbstractScore,
+    Rows,
+    as_score,
+    shuffled,
 )
-from coulomb.attention.align.sampler import HELD_OUT, Account, BatchedLangevin
-from coulomb.attention.align.scores import AbstractScore, as_score
-from coulomb.domains import AbstractDomain, Ball, Space
-from coulomb.dynamics.langevin import AbstractSchedule, AdamLangevin, ProjectedLangevin
+from coulomb.attention.align.settings import AlignmentSettings, Pool
 from coulomb.energy import Hamiltonian
-from coulomb.interactions import AbstractInteraction, Riesz
-from coulomb.objectives import AbstractOneBody
+from coulomb.features import Particles
+from coulomb.objectives import AbstractObjective, Field
 
-# How particles move on one batch.
-_SAMPLERS: dict[str, type[ProjectedLangevin] | type[AdamLangevin]] = {
-    "langevin": ProjectedLangevin,
-    "adam": AdamLangevin,
-}
+LEVELS = ("sequence", "token", "layer", "head")
+# Paths of the random streams that belong to one seed.
+MOVES, ORDER, HELD_OUT, SHUFFLES, TWINS, PRETRAIN = range(6)
+# Names that may hold the labels and the mask of a batch given as a mapping.
+_LABELS = ("labels", "label")
+_MASKS = ("key_mask", "attention_mask")
+
+Parameters = dict[str, Tensor]
+
+
+class Batch(NamedTuple):
+    """What the model is called with, which tokens are real, and the target."""
+
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    key_mask: Tensor | None  # (batch, length), True = real token
+    labels: Tensor
+
+
+def as_batch(item: Any) -> Batch:
+    """Read a batch given as `(inputs, labels)`, with a mask, or as a mapping.
+
+    Examples
+    --------
+    >>> import torch
+    >>> as_batch((torch.ones(2, 3), torch.tensor([0, 1]))).labels
+    tensor([0, 1])
+    """
+    if isinstance(item, Batch):
+        return item
+    if isinstance(item, Mapping):
+        words = dict(item)
+        name = next((name for name in _LABELS if name in words), None)
+        if name is None:
+            raise ParameterError(
+                f"`batches` must hold 'labels'; got the names {sorted(words)}."
+            )
+        labels = words.pop(name)
+        mask = next((words[name] for name in _MASKS if name in words), None)
+        return Batch((), words, None if mask is None else mask.bool(), labels)
+    if isinstance(item, tuple | list) and len(item) in (2, 3):
+        inputs, *between, labels = item
+        mask = between[0] if between else None
+        words = {} if mask is None else {"key_mask": mask}
+        return Batch((inputs,), words, mask, labels)
+    raise ParameterTypeError(
+        "`batches` must hold (inputs, labels), (inputs, key_mask, labels) or mappings; "
+        f"got {type(item).__name__}."
+    )
+
+
+def as_batches(batches: Iterable[Any]) -> Sequence[Any]:
+    """Make batches that can be asked for by number."""
+    indexed = hasattr(batches, "__getitem__") and hasattr(batches, "__len__")
+    if isinstance(batches, Tensor | Mapping) or not (
+        indexed or hasattr(batches, "__iter__")
+    ):
+        raise ParameterTypeError(
+            "`batches` must be a sequence of batches, or give one when iterated; got "
+            f"{type(batches).__name__}."
+        )
+    found: Sequence[Any] = batches if indexed else list(batches)  # type: ignore[assignment]
+    if not len(found):
+        raise ParameterError("`batches` must hold at least one batch; got none.")
+    return found
+
+
+# Calls a model with other parameters; what it may return says `Network`.
+Evaluate = Callable[[nn.Module, Parameters, Batch], Any]
+
+
+@contextmanager
+def in_mode(model: nn.Module, *, train: bool) -> Iterator[None]:
+    """Switch the mode in the block, and every module back to its own after it."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.train(train)
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@dataclass(frozen=True)
+class ParticleLayers:
+    """Where a model keeps its particles, in the order of its modules."""
+
+    names: tuple[str, ...]
+
+    @classmethod
+    def find(
+        cls, model: nn.Module, chosen: Sequence[str] | None = None
+    ) -> "ParticleLayers":
+        """Look for modules with particles `(heads, n, dim)` and a feature map."""
+        shapes, seen = {}, set()
+        for name, module in model.named_modules():
+            particles = getattr(module, "particles", None)
+            if not isinstance(particles, Tensor) or not hasattr(module, "feature_map"):
+                continue
+            if id(particles) not in seen:  # shared layers have one set of particles
+                seen.add(id(particles))
+                shapes[name] = tuple(particles.shape)
+        for name in chosen or ():
+            if name not in shapes:
+                raise unknown_name("layers", name, shapes)
+        names = tuple(name for name in shapes if chosen is None or name in chosen)
+        if not names:
+            raise ParameterError(
+                "`model` must have layers with `particles` and a `feature_map`, such "
+                f"as KernelAttention; got {type(model).__name__} without any."
+            )
+        first = names[0]
+        for name in names:
+            if len(shapes[name]) != 3 or shapes[name] != shapes[first]:
+                raise ParameterError(
+                    "`model` must have particles (heads, n_particles, dim) of one "
+                    f"shape; got {shapes[first]} in {first!r} and {shapes[name]} in "
+                    f"{name!r}. Align them one after the other with `layers=`."
+                )
+        return cls(names)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of the parameters."""
+        return tuple(f"{name}.particles".lstrip(".") for name in self.names)
+
+    def read(self, model: nn.Module) -> Tensor:
+        """Copy the particles out of the model, in at least float32."""
+        parts = [self._of(model, name).detach() for name in self.names]
+        positions = torch.stack(parts)
+        return positions.to(torch.promote_types(positions.dtype, torch.float32))
+
+    def write(self, model: nn.Module, positions: Tensor) -> None:
+        """Copy particles into the model."""
+        with torch.no_grad():
+            for name, part in zip(self.names, positions, strict=True):
+                self._of(model, name).copy_(part)
+
+    @staticmethod
+    def _of(model: nn.Module, name: str) -> Tensor:
+        particles = model.get_submodule(name).particles
+        assert isinstance(particles, Tensor)
+        return particles
+
+
+def call_model(model: nn.Module, parameters: Parameters, batch: Batch) -> Any:
+    """Call a model with other parameters, without touching it."""
+    return functional_call(model, parameters, batch.arguments, batch.keywords)
 
 
 @dataclass(frozen=True, eq=False)
-class AlignmentSettings:
-    """What Phase A is asked to do. The defaults are the library's; see `PAPER`.
+class Network:
+    """A model whose outputs are a function of its particles."""
 
-    Parameters
-    ----------
-    objective
-        "centred", "within-class", "likelihood", "target", or a score.
-    level
-        "sequence", "token", "layer" or "head"; see `View`.
-    pool
-        "mean", "cls" or a function of outputs and key mask.
-    output
-        None for the outputs of the attention layers (what the model returns for the
-        objective "likelihood"), "" for what the model returns, or the name of the
-        module whose output counts.
-    layers
-        Names of the layers whose particles move; None for all.
-    sampler
-        "langevin", or "adam" for steps preconditioned as in Adam, without noise: every
-        coordinate moves about `step_size`, however weak the force.
-    step_size
-        `eta`.
-    inverse_temperature
-        `beta`, a number or a schedule; infinity is gradient flow.
-    drift
-        "N" for `N grad_k H`, "plain" for `grad_k H`.
-    clip
-        The largest norm of a particle's drift, before the step size.
-    interaction
-        Between the particles of one head.
-    strength
-        `lambda`.
-    domain
-        Where particles may be; a ball bounds their norms.
-    prior
-        A one-body energy of the particles; None for none.
-    max_epochs
-        How often all batches are gone through, at most.
-    max_steps
-        The last step; None leaves it to `max_epochs`.
-    tol
-        Stop when no particle moved farther between the means of two windows of records;
-        0 never does.
-    patience
-        Stop when held-out alignment has not improved for so many records; None never.
-    record_every
-        Steps between records; None for four an epoch, but at most ten in all.
-    watched
-        How many training batches the recorded alignment is over.
-    also
-        Other parameters that move, by plain gradient steps: "norm", "value", or parts
-        of their names.
-    also_step_size
-        The step of those.
-    """
-
-    objective: str | AbstractScore = "centred"
-    level: str = "sequence"
-    pool: Pool = "mean"
+    model: nn.Module
+    layers: ParticleLayers
+    evaluate: Evaluate = call_model
     output: str | None = None
-    layers: tuple[str, ...] | None = None
-    sampler: str = "langevin"
-    step_size: float = 1.0
-    inverse_temperature: float | AbstractSchedule = 1e5
-    drift: str = "N"
-    clip: float = 1.0
-    interaction: AbstractInteraction = field(default_factory=Riesz)
-    strength: float = 1e-3
-    domain: AbstractDomain = field(default_factory=Space)
-    prior: AbstractOneBody | None = None
-    max_epochs: int = 10
-    max_steps: int | None = None
-    tol: float = 0.0
-    patience: int | None = None
-    record_every: int | None = None
-    watched: int = 4
-    also: tuple[str, ...] = ()
-    also_step_size: float = 1e-2
+    free: Parameters = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_count("max_epochs", self.max_epochs, at_least=0)
-        check_count("watched", self.watched)
-        if self.sampler not in _SAMPLERS:
-            raise unknown_name("sampler", self.sampler, _SAMPLERS)
-        if self.sampler == "adam" and self.inverse_temperature != math.inf:
-            # Noise that is scaled by the gradient would leave no control without it.
-            raise ParameterError(
-                "`inverse_temperature` must be infinite with the sampler 'adam'; got "
-                f"{self.inverse_temperature}. Use 'langevin' to have noise."
-            )
-        check_real("also_step_size", self.also_step_size, above=0)
+        names = dict(self.model.named_modules())
+        if self.output is not None and self.output not in names:
+            raise unknown_name("output", self.output, names)
 
-    def changed(self, changes: dict[str, Any]) -> "AlignmentSettings":
-        """Replace some settings.
+    def __call__(self, positions: Tensor, batch: Batch) -> list[Tensor]:
+        """Evaluate the model with its particles at `positions`.
 
-        Parameters
-        ----------
-        changes
-            New values by name.
-
-        Returns
-        -------
-        AlignmentSettings
-            A copy.
+        A list that `evaluate` returns is the features of the layers. Else they are
+        what the model returns, or what modules gave while it was evaluated.
         """
-        known = [setting.name for setting in fields(self)]
-        for name in changes:
-            if name not in known:
-                raise unknown_name("settings", name, known)
-        return replace(self, **changes)
+        parameters = {name: p.detach() for name, p in self.model.named_parameters()}
+        parameters.update(self.free)
+        for key, part in zip(self.layers.keys, positions, strict=True):
+            like = parameters.get(key, part)
+            parameters[key] = part.to(like.dtype)
+        heads = self.output is None
+        names = self.layers.names if self.output is None else (self.output,)
+        kept: list[Tensor] = []
+        with ExitStack() as stack:
+            for name in names if self.output != "" else ():
+                module = self.model.get_submodule(name)
+                stack.enter_context(_recording(module, kept, heads))
+            out = self.evaluate(self.model, parameters, batch)
+        if isinstance(out, list):
+            return [_tensor(part) for part in out]
+        if self.output == "":
+            return [_tensor(out)]
+        if not kept:
+            raise ParameterError(
+                f"`evaluate` must call the modules {list(names)}; none was reached. "
+                "They may be bypassed by a fused path: pass output='' to use what the "
+                "model returns."
+            )
+        return kept
+
+    def free_from(self, patterns: Sequence[str]) -> Parameters:
+        """Copy the parameters that may move beside the particles."""
+        chosen: Parameters = {}
+        for pattern in patterns:
+            parts = {"value": ("value", "v_proj")}.get(pattern, (pattern,))
+            found = {
+                name: parameter.detach().clone()
+                for name, parameter in self.model.named_parameters()
+                if name not in self.layers.keys and any(p in name for p in parts)
+            }
+            if not found:
+                raise ParameterError(
+                    f"`also` has {pattern!r}, which is in no parameter's name; they "
+                    f"are {', '.join(n for n, _ in self.model.named_parameters())}."
+                )
+            chosen.update(found)
+        return chosen
+
+    def write_free(self) -> None:
+        """Copy the parameters that moved into the model."""
+        with torch.no_grad():
+            for name, value in self.free.items():
+                self.model.get_parameter(name).copy_(value)
 
 
-# The paper's Phase A [CPM "Experimental setup"]; no setting is left to a default.
-PAPER = AlignmentSettings(
-    objective="within-class",
-    level="sequence",
-    pool="mean",
-    output=None,
-    layers=None,
-    sampler="langevin",
-    step_size=2e-3,
-    inverse_temperature=50.0,
-    drift="plain",
-    clip=10.0,
-    interaction=Riesz(s=0.0),
-    strength=1e-3,
-    domain=Ball(1.5),
-    prior=None,
-    max_epochs=10,
-    max_steps=None,
-    tol=1e-6,
-    patience=None,
-    record_every=None,
-    watched=4,
-    also=(),
-    also_step_size=2e-3,
-)
+@contextmanager
+def _recording(module: nn.Module, kept: list[Tensor], heads: bool) -> Iterator[None]:
+    """Keep what a module gives; of a particle layer, what enters its projection."""
+    shadowed = getattr(module, "out_proj", None) if heads else None
+    inputs = isinstance(shadowed, nn.Module)
+    shadowed = shadowed if isinstance(shadowed, nn.Module) else module
+    swapped = not inputs and heads and getattr(module, "batch_first", True) is False
+    own, forward = "forward" in vars(shadowed), shadowed.forward
+
+    def recorded(*arguments: Any, **keywords: Any) -> Any:
+        out = forward(*arguments, **keywords)
+        found = _tensor(arguments if inputs else out)
+        kept.append(found.transpose(0, 1) if swapped else found)
+        return out
+
+    vars(shadowed)["forward"] = recorded
+    try:
+        yield
+    finally:
+        del vars(shadowed)["forward"]
+        if own:
+            vars(shadowed)["forward"] = forward
+
+
+def _tensor(out: Any) -> Tensor:
+    if isinstance(out, tuple | list) and out:
+        out = out[0]
+    if not isinstance(out, Tensor):
+        raise ParameterTypeError(
+            "`evaluate` must give a tensor, or a tuple that begins with one; got "
+            f"{type(out).__name__}. Pass an `evaluate` that picks the tensor."
+        )
+    return out
+
+
+@dataclass(frozen=True)
+class View:
+    """Which output vectors are compared."""
+
+    level: str = "sequence"
+    pool: Pool = "mean"
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise unknown_name("level", self.level, LEVELS)
+        if isinstance(self.pool, str) and self.pool not in ("mean", "cls"):
+            raise unknown_name("pool", self.pool, ("mean", "cls"))
+
+    def rows(
+        self, outputs: Sequence[Tensor], batch: Batch, heads: int, *, pairwise: bool
+    ) -> list[Rows]:
+        """Pick the vectors out of a batch's outputs."""
+        every = self.level in ("layer", "head")
+        chosen = outputs if every else outputs[-1:]
+        picked = [self._pick(out, batch, pairwise) for out in chosen]
+        if self.level == "head":  # (heads, *groups, n, dim)
+            for number, rows in enumerate(picked):
+                split = rows.features.reshape(*rows.features.shape[:-1], heads, -1)
+                picked[number] = rows._replace(features=split.movedim(-2, 0))
+        return picked
+
+    def _pick(self, out: Tensor, batch: Batch, pairwise: bool) -> Rows:
+        labels, mask = batch.labels, batch.key_mask
+        real = labels.is_floating_point()
+        by_token = self.level == "token" or (
+            self.level != "sequence"
+            and (labels.ndim == 3 or (labels.ndim == 2 and not real))
+        )
+        if by_token:
+            self._check_rows(labels, out, ("batch", "length"))
+            if mask is None:
+                mask = torch.ones(out.shape[:2], dtype=torch.bool, device=out.device)
+            if pairwise:
+                share = mask.to(out) / mask.sum(dim=-1, keepdim=True).clamp_min(1)
+                return Rows(out, labels, share)
+            kept = mask if real else mask & (labels != IGNORED)
+            return Rows(out[kept], labels[kept])
+        self._check_rows(labels, out, ("batch",))
+        return Rows(self._pooled(out, mask), labels)
+
+    def _pooled(self, out: Tensor, mask: Tensor | None) -> Tensor:
+        if out.ndim == 2:
+            return out
+        if callable(self.pool):
+            return self.pool(out, mask)
+        if self.pool == "cls":
+            return out[:, 0]
+        if mask is None:
+            return out.mean(dim=1)
+        weight = mask.to(out).unsqueeze(-1)
+        return (weight * out).sum(dim=1) / weight.sum(dim=1).clamp_min(1)
+
+    def _check_rows(self, labels: Tensor, out: Tensor, axes: tuple[str, ...]) -> None:
+        n = len(axes)
+        fits = labels.ndim >= n and out.ndim > n and labels.shape[:n] == out.shape[:n]
+        if not fits:
+            raise ParameterError(
+                f"`labels` must begin with the axes ({', '.join(axes)}) of the outputs "
+                f"at level {self.level!r}; got {tuple(labels.shape)} and outputs "
+                f"{tuple(out.shape)}."
+            )
+
+
+class AbstractBatched(AbstractObjective):
+    """An energy that is a mean over batches, of which a step sees one."""
+
+    @abstractmethod
+    def at(self, number: int) -> "AbstractBatched":
+        """Give the energy of one batch."""
+
+    @abstractmethod
+    def forces(self, particles: Particles) -> tuple[Field, dict[str, Tensor]]:
+        """Evaluate what moves the particles, and the other parameters that may move."""
+
+    def field(self, particles: Particles) -> Field:
+        return self.forces(particles)[0]
+
+
+@dataclass(frozen=True, eq=False)
+class ModelAlignment(AbstractBatched):
+    """Minus the mean score of a model's outputs over batches.
+
+    `E(w) = -(1/B) sum_b mean_layers A(F_b(w), Y_b)`, a number shared by all groups
+    `(layers, heads)` of particles.
+    """
+
+    network: Network
+    score: AbstractScore
+    view: View
+    batches: Sequence[Any]
+    numbers: tuple[int, ...]
+    shuffle: int | None = None
+
+    def energy(self, particles: Particles) -> Tensor:
+        parts = [self.score_batch(particles, number) for number in self.numbers]
+        return -torch.stack(parts).mean()
+
+    def score_batch(self, particles: Particles, number: int) -> Tensor:
+        """Score one batch."""
+        return self.score_rows(self.rows(particles, number))
+
+    def rows(self, particles: Particles, number: int) -> list[Rows]:
+        """Evaluate the model on one batch and pick what is compared."""
+        batch = as_batch(self.batches[number])
+        outputs = self.network(particles.positions, batch)
+        heads = particles.positions.shape[1]
+        pairwise = self.score.pairwise
+        picked = self.view.rows(outputs, batch, heads, pairwise=pairwise)
+        if self.shuffle is not None:
+            picked = shuffled(picked, make_generator(self.shuffle, number), pairwise)
+        return picked
+
+    def score_rows(self, picked: Sequence[Rows]) -> Tensor:
+        """Average the score over layers and groups."""
+        values = []
+        for rows in picked:
+            if rows.features.shape[-2] < 2:
+                values.append(0 * rows.features.sum())
+            else:
+                values.append(self.score(rows).mean())
+        return torch.stack(values).mean()
+
+    def at(self, number: int) -> "ModelAlignment":
+        return replace(self, numbers=(number,))
+
+    def on(self, batches: Sequence[Any]) -> "ModelAlignment":
+        """Give the same energy on other data."""
+        return replace(self, batches=batches, numbers=tuple(range(len(batches))))
+
+    def forces(self, particles: Particles) -> tuple[Field, dict[str, Tensor]]:
+        free = {
+            name: value.detach().requires_grad_(True)
+            for name, value in self.network.free.items()
+        }
+        objective = replace(self, network=replace(self.network, free=free))
+        positions = particles.positions.detach().requires_grad_(True)
+        moving = particles._replace(positions=positions)
+        leaves = (positions, *free.values())
+        sums = [torch.zeros_like(leaf) for leaf in leaves]
+        energy = positions.new_zeros(())
+        with torch.enable_grad():
+            for number in self.numbers:
+                part = -objective.score_batch(moving, number) / len(self.numbers)
+                grads = torch.autograd.grad(part, leaves, allow_unused=True)
+                for total, grad in zip(sums, grads, strict=True):
+                    if grad is not None:
+                        total += grad
+                energy += part.detach()
+        potential = energy.expand(positions.shape[:-1])
+        field = Field(potential, particles.n_particles * sums[0])
+        return field, dict(zip(free, sums[1:], strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class NoAlignment(AbstractBatched):
+    """No attraction at all: what is left is repulsion and noise.
+
+    Examples
+    --------
+    >>> NoAlignment().energy(Particles(torch.ones(2, 3, 1)))
+    tensor([0., 0.])
+    """
+
+    def energy(self, particles: Particles) -> Tensor:
+        return particles.positions.new_zeros(particles.positions.shape[:-2])
+
+    def at(self, number: int) -> "NoAlignment":
+        return self
+
+    def forces(self, particles: Particles) -> tuple[Field, dict[str, Tensor]]:
+        still = torch.zeros_like(particles.positions)
+        return Field(still[..., 0], still), {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,27 +493,8 @@ class Problem:
         chosen = self.settings
         return Hamiltonian(objective, chosen.interaction, chosen.strength, chosen.prior)
 
-    def sampler(self, account: Account) -> BatchedLangevin:
-        """Build what moves the particles."""
-        chosen = self.settings
-        moves = _SAMPLERS[chosen.sampler](
-            chosen.step_size,
-            chosen.inverse_temperature,
-            domain=chosen.domain,
-            clip=chosen.clip,
-        )
-        return BatchedLangevin(
-            moves,
-            self.training,
-            self.seed,
-            account,
-            chosen.drift,
-            self.network.free,
-            chosen.also_step_size,
-        )
 
-
-def set_up(
+def build_problem(
     model: nn.Module,
     batches: Iterable[Any],
     settings: AlignmentSettings,

@@ -5,6 +5,7 @@ steps and run loop. Only the energy differs: it asks the model for its outputs.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +13,31 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from coulomb._support.archive import read_archive
+from coulomb._support.checks import check_count, check_real
 from coulomb._support.errors import ParameterError
 from coulomb._support.streams import make_generator
-from coulomb.attention.align.model_as_function import Evaluate, evaluating
-from coulomb.attention.align.problem import AlignmentSettings, Problem, set_up
-from coulomb.attention.align.sampler import MOVES, Account, Recorder
+from coulomb.attention.align.problem import (
+    MOVES,
+    PRETRAIN,
+    Batch,
+    Evaluate,
+    ParticleLayers,
+    Problem,
+    as_batch,
+    build_problem,
+    in_mode,
+)
+from coulomb.attention.align.sampler import (
+    BatchedSampler,
+    DriftRecorder,
+    DriftStats,
+    batch_of_step,
+)
+from coulomb.attention.align.scores import IGNORED
+from coulomb.attention.align.settings import AlignmentSettings
 from coulomb.dynamics import loop
 from coulomb.dynamics.loop import Callback, Run, RunSettings, load_run, save_run
 from coulomb.dynamics.stopping import AbstractStopRule, HeldOut, Settled
@@ -30,7 +49,7 @@ DROWNED = 0.1
 # held-out batches.
 _RECORDS, _MOST_RECORDS = 4, 10
 
-WarmUp = Callable[[nn.Module, Sequence[Any]], object]
+Pretrain = Callable[[nn.Module, Sequence[Any]], object]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +60,7 @@ class AlignmentResult:
     ----------
     run
         Particles, history and why it ended.
-    account
+    stats
         What drove the particles, added up.
     problem
         What was asked.
@@ -50,9 +69,19 @@ class AlignmentResult:
     """
 
     run: Run
-    account: Account
+    stats: DriftStats
     problem: Problem
     norms: tuple[float, float]
+
+    @property
+    def account(self) -> DriftStats:
+        """The former name of `stats`."""
+        warnings.warn(
+            "AlignmentResult.account is now AlignmentResult.stats.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.stats
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -67,14 +96,14 @@ class AlignmentResult:
     @property
     def drift_to_noise(self) -> dict[str, list[float]]:
         """The cumulated ratio of every head, by layer."""
-        ratios = self.account.drift_to_noise().tolist()
+        ratios = self.stats.drift_to_noise().tolist()
         return dict(zip(self.problem.network.layers.names, ratios, strict=True))
 
     @property
     def drowned(self) -> bool:
         """Whether the noise drowned the drift in every head."""
-        ratios = self.account.drift_to_noise()
-        return self.account.noise > 0 and bool((ratios < DROWNED).all())
+        ratios = self.stats.drift_to_noise()
+        return self.stats.noise > 0 and bool((ratios < DROWNED).all())
 
     def summary(self) -> str:
         """Tell in one paragraph what happened.
@@ -85,7 +114,38 @@ class AlignmentResult:
             Steps, alignment before and after, drift against noise, a warning if the
             noise drowned the drift.
         """
-        return describe(self)
+        problem, first, last = self.problem, self.history[0], self.history[-1]
+        layers, heads, count, _ = self.positions.shape
+        steps, reason = self.run.state.step, self.run.reason
+        shape = f"{layers} x {heads} x {count} particles (layers, heads, particles)"
+        judged = f"{problem.objective.score.label()}, by {problem.settings.level}"
+        before, after = self.norms
+        projected = not math.isclose(before, after, rel_tol=1e-3)
+        if steps == 0 and not projected:
+            return (
+                f"Phase A left {shape} where they were: it was asked for no steps. "
+                f"Their alignment ({judged}) is {first['alignment']:.4g}."
+            )
+        change = f"from {first['alignment']:.4g} to {last['alignment']:.4g} in training"
+        if "held_out" in last:
+            change += (
+                f" and from {first['held_out']:.4g} to {last['held_out']:.4g} held out"
+            )
+        text = [
+            f"Phase A moved {shape} for {steps} steps, "
+            f"{steps / len(problem.training):.3g} epochs; it ended because "
+            f"{reason.value if reason else 'it was interrupted'}.",
+            f"The alignment ({judged}) went {change}.",
+        ]
+        if projected:
+            text.append(
+                f"Before the first step the domain had brought the mean norm of the "
+                f"particles from {before:.3g} to {after:.3g}: compare with that, "
+                "unlearned."
+            )
+        moved = float(self.stats.moved().square().mean().sqrt())
+        text.append(f"Particles ended {moved:.3g} from where they began.")
+        return " ".join([*text, drift_sentence(self)])
 
     def save(self, path: str | Path) -> None:
         """Write the run to one file, from which `align(..., resume=path)` goes on.
@@ -96,9 +156,9 @@ class AlignmentResult:
             The file to make or replace. `load_run` reads it too.
         """
         extra = {
-            "align.start": self.account.start,
-            "align.drift": self.account.drift,
-            "align.noise": torch.tensor(self.account.noise, dtype=torch.float64),
+            "align.start": self.stats.start,
+            "align.drift": self.stats.drift,
+            "align.noise": torch.tensor(self.stats.noise, dtype=torch.float64),
             "align.seed": torch.tensor(self.problem.seed),
             "align.norms": torch.tensor(self.norms, dtype=torch.float64),
         }
@@ -114,7 +174,7 @@ def align(
     settings: AlignmentSettings | None = None,
     held_out: Iterable[Any] | float | None = 0.2,
     evaluate: Evaluate | None = None,
-    warm_up: WarmUp | None = None,
+    warm_up: Pretrain | None = None,
     seed: int = 0,
     resume: str | Path | Run | None = None,
     callbacks: Sequence[Callback] = (),
@@ -143,8 +203,9 @@ def align(
         Batches to watch, or the share of `batches` to keep back for that; None for no
         held-out alignment.
     evaluate
-        A function of model, parameters by name and `Batch` that calls the model; None
-        for `torch.func.functional_call` with the batch's inputs.
+        A function of model, parameters by name and `Batch` that calls the model, or
+        that gives a list: the outputs to align, of every layer. None for
+        `torch.func.functional_call` with the batch's inputs.
     warm_up
         Called with the model and the training batches before anything else, such as
         `CrossEntropy(epochs=1)`; not when resuming.
@@ -186,57 +247,54 @@ def align(
     chosen = (settings or AlignmentSettings()).changed(changes)
     options: dict[str, Any] = {"held_out": held_out, "evaluate": evaluate, "seed": seed}
     if warm_up is not None and resume is None:
-        before = set_up(model, batches, chosen, **options)
+        before = build_problem(model, batches, chosen, **options)
         batches = before.objective.batches
         warm_up(model, [batches[number] for number in before.training])
-    problem = set_up(model, batches, chosen, **options)
-    run, account, norms = _begin(problem, resume)
-    rules: list[AbstractStopRule] = [Recorder(account)]
+    problem = build_problem(model, batches, chosen, **options)
+    run, stats, norms = _init_run(problem, resume)
+    rules: list[AbstractStopRule] = [DriftRecorder(stats)]
     rules.append(Settled(chosen.tol, "max-displacement"))
     if chosen.patience is not None:
         if problem.held_out is None:
             raise ParameterError("`patience` needs `held_out`; got None.")
         rules.append(HeldOut(patience=chosen.patience))
+    of_epoch = -(-len(problem.training) // _RECORDS)
     run_settings = RunSettings(
         problem.last_step,
-        record_every=chosen.record_every or _interval(problem),
+        record_every=chosen.record_every
+        or max(of_epoch, -(-problem.last_step // _MOST_RECORDS)),
         stop=rules,
         held_out=problem.held_out,
         callbacks=callbacks,
         progress=progress,
     )
-    with evaluating(model):
-        run = loop.run(
-            run,
-            problem.sampler(account),
-            problem.energy(problem.objective),
-            run_settings,
-        )
+    sampler, energy = BatchedSampler(problem, stats), problem.energy(problem.objective)
+    with in_mode(model, train=False):
+        run = loop.run(run, sampler, energy, run_settings)
     problem.network.layers.write(model, run.particles.positions)
     problem.network.write_free()
-    return AlignmentResult(run, account, problem, norms)
+    return AlignmentResult(run, stats, problem, norms)
 
 
-def _interval(problem: Problem) -> int:
-    """Say how many steps lie between two records."""
-    of_epoch = -(-len(problem.training) // _RECORDS)
-    return max(of_epoch, -(-problem.last_step // _MOST_RECORDS))
-
-
-def _begin(
+def _init_run(
     problem: Problem, resume: str | Path | Run | None
-) -> tuple[Run, Account, tuple[float, float]]:
+) -> tuple[Run, DriftStats, tuple[float, float]]:
     """Start from the model's particles, or where a saved run was."""
     network = problem.network
     read = network.layers.read(network.model)
     if resume is None:
         inside = problem.settings.domain.project(read)
         generator = make_generator(problem.seed, MOVES)
-        account = Account.of(inside)
-        sampler = problem.sampler(account)
+        stats = DriftStats.of(inside)
+        sampler = BatchedSampler(problem, stats)
         run = loop.init_run(sampler, Particles(inside), generator=generator)
-        return run, account, (_mean_norm(read), _mean_norm(inside))
-    run, extra = (resume, {}) if isinstance(resume, Run) else _load(resume)
+        return run, stats, (_mean_norm(read), _mean_norm(inside))
+    extra: dict[str, Tensor] = {}
+    if isinstance(resume, Run):
+        run = resume
+    else:
+        run = load_run(resume)
+        extra, _ = read_archive(resume, complaint="is not a saved run")
     positions = run.particles.positions.to(read.device)
     if positions.shape != read.shape:
         raise ParameterError(
@@ -244,7 +302,7 @@ def _begin(
             f"has; got {tuple(positions.shape)}."
         )
     run.state = run.state._replace(particles=Particles(positions))
-    account = Account.of(positions)
+    stats = DriftStats.of(positions)
     norms = (_mean_norm(read), _mean_norm(positions))
     if "align.seed" in extra:
         if int(extra["align.seed"]) != problem.seed:
@@ -252,7 +310,7 @@ def _begin(
                 f"`seed` must be {int(extra['align.seed'])}, as in the run that is "
                 f"resumed; got {problem.seed}."
             )
-        account = Account(
+        stats = DriftStats(
             extra["align.start"].to(read.device),
             extra["align.drift"].to(read.device),
             float(extra["align.noise"]),
@@ -266,58 +324,17 @@ def _begin(
                 "it with AlignmentResult.save."
             )
         network.free[name] = extra[f"align.free.{name}"].to(network.free[name])
-    return run, account, norms
-
-
-def _load(path: str | Path) -> tuple[Run, dict[str, Tensor]]:
-    return load_run(path), read_archive(path, complaint="is not a saved run")[0]
+    return run, stats, norms
 
 
 def _mean_norm(positions: Tensor) -> float:
     return float(positions.norm(dim=-1).mean())
 
 
-def describe(result: AlignmentResult) -> str:
-    """Write the paragraph of `AlignmentResult.summary`."""
-    problem, history = result.problem, result.history
-    layers, heads, n_particles, _ = result.positions.shape
-    steps, reason = result.run.state.step, result.run.reason
-    score, level = problem.objective.score, problem.settings.level
-    shape = f"{layers} x {heads} x {n_particles} particles (layers, heads, particles)"
-    first, last = history[0], history[-1]
-    before, after = result.norms
-    projected = not math.isclose(before, after, rel_tol=1e-3)
-    if steps == 0 and not projected:
-        return (
-            f"Phase A left {shape} where they were: it was asked for no steps. Their "
-            f"alignment ({score.label()}, by {level}) is {first['alignment']:.4g}."
-        )
-    text = [
-        f"Phase A moved {shape} for {steps} steps, "
-        f"{steps / len(problem.training):.3g} epochs; it ended because "
-        f"{reason.value if reason else 'it was interrupted'}."
-    ]
-    change = f"from {first['alignment']:.4g} to {last['alignment']:.4g} in training"
-    if "held_out" in last:
-        change += (
-            f" and from {first['held_out']:.4g} to {last['held_out']:.4g} held out"
-        )
-    text.append(f"The alignment ({score.label()}, by {level}) went {change}.")
-    if projected:
-        text.append(
-            f"Before the first step the domain had brought the mean norm of the "
-            f"particles from {before:.3g} to {after:.3g}: compare with that, unlearned."
-        )
-    moved = float(result.account.moved().square().mean().sqrt())
-    text.append(f"Particles ended {moved:.3g} from where they began.")
-    text.append(drift_sentence(result))
-    return " ".join(text)
-
-
 def drift_sentence(result: AlignmentResult) -> str:
     """Say how the drift compares with the noise, and whether it drowned."""
-    ratios = result.account.drift_to_noise()
-    if not result.account.noise:
+    ratios = result.stats.drift_to_noise()
+    if not result.stats.noise:
         return "There was no noise."
     low, high = (_share(float(ratio)) for ratio in (ratios.min(), ratios.max()))
     between = high if low == high else f"{low} to {high}"
@@ -333,3 +350,75 @@ def drift_sentence(result: AlignmentResult) -> str:
 
 def _share(ratio: float) -> str:
     return f"{ratio:.3g} times" if ratio >= 1 else f"{100 * ratio:.2g} %"
+
+
+def call_for_logits(model: nn.Module, batch: Batch) -> Tensor:
+    """Call a model that returns logits, or a tuple that begins with them."""
+    out = model(*batch.arguments, **batch.keywords)
+    out = getattr(out, "logits", out)
+    logits: Tensor = out[0] if isinstance(out, tuple | list) else out
+    return logits
+
+
+@dataclass(frozen=True, eq=False)
+class CrossEntropy:
+    """Train everything but the particles for some epochs, with Adam.
+
+    Dropout draws from torch's own generator, which is seeded inside and put back.
+
+    Parameters
+    ----------
+    epochs
+        How often all batches are gone through.
+    lr
+        Adam's.
+    seed
+        Of order and dropout.
+    logits
+        A function of model and `Batch`.
+
+    Examples
+    --------
+    >>> CrossEntropy(epochs=2).lr
+    0.0002
+    """
+
+    epochs: int = 1
+    lr: float = 2e-4
+    seed: int = 0
+    logits: Callable[[nn.Module, Batch], Tensor] = call_for_logits
+
+    def __post_init__(self) -> None:
+        check_count("epochs", self.epochs, at_least=0)
+        check_real("lr", self.lr, above=0)
+
+    def __call__(self, model: nn.Module, batches: Sequence[Any]) -> list[float]:
+        """Train the model."""
+        resting = set(ParticleLayers.find(model).keys)
+        moving = [
+            parameter
+            for name, parameter in model.named_parameters()
+            if name not in resting and parameter.requires_grad
+        ]
+        optimiser = torch.optim.Adam(moving, self.lr)
+        losses = []
+        numbers = tuple(range(len(batches)))
+        with torch.random.fork_rng(), in_mode(model, train=True):
+            torch.default_generator.set_state(
+                make_generator(self.seed, PRETRAIN).get_state()
+            )
+            for step in range(self.epochs * len(numbers)):
+                number = batch_of_step(step, numbers, self.seed)
+                batch = as_batch(batches[number])
+                logits = self.logits(model, batch)
+                loss = functional.cross_entropy(
+                    logits.flatten(0, -2), batch.labels.flatten(), ignore_index=IGNORED
+                )
+                grads = torch.autograd.grad(loss, moving, allow_unused=True)
+                for parameter, grad in zip(moving, grads, strict=True):
+                    parameter.grad = grad
+                optimiser.step()
+                losses.append(float(loss.detach()))
+            optimiser.zero_grad()
+        size = max(1, len(numbers))
+        return [sum(losses[i : i + size]) / size for i in range(0, len(losses), size)]

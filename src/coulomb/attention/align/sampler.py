@@ -1,38 +1,33 @@
-"""How Phase A steps: one batch, the engine's move, and an account of what drove it."""
+"""How Phase A steps: one batch, the sampler's move, and statistics of what drove it."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from coulomb._support.errors import unknown_name
 from coulomb._support.streams import make_generator
-from coulomb.attention.align.energies import AbstractBatched, Evaluated
-from coulomb.domains import Space
+from coulomb.attention.align.problem import ORDER, AbstractBatched, Problem
 from coulomb.dynamics.langevin import (
+    AbstractGradientSampler,
     AbstractSampler,
-    AdamLangevin,
     Info,
     ProjectedLangevin,
     State,
     as_schedule,
+    clip_factors,
 )
 from coulomb.dynamics.stopping import AbstractStopRule, StopReason
 from coulomb.energy import Hamiltonian
 from coulomb.features import Particles
-from coulomb.objectives import Field
-
-DRIFTS = ("N", "plain")
-# Paths of the random streams that belong to one seed.
-MOVES, ORDER, HELD_OUT, SHUFFLES, TWINS, WARM_UP = range(6)
 
 
 @dataclass(eq=False)
-class Account:
-    """What was added up over a run."""
+class DriftStats:
+    """What drift and noise added up to over a run."""
 
     start: Tensor
     drift: Tensor
@@ -40,8 +35,8 @@ class Account:
     now: Tensor | None = None
 
     @classmethod
-    def of(cls, start: Tensor) -> "Account":
-        """Open an account."""
+    def of(cls, start: Tensor) -> "DriftStats":
+        """Begin at zero."""
         return cls(start, torch.zeros_like(start, dtype=torch.float64))
 
     def drift_to_noise(self) -> Tensor:
@@ -66,16 +61,16 @@ def root_mean_square(moves: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Recorder(AbstractStopRule):
-    """A rule that never ends a run: asked first, it adds the account to the record."""
+class DriftRecorder(AbstractStopRule):
+    """A rule that never ends a run: asked first, it completes the record."""
 
-    account: Account
+    stats: DriftStats
 
     def check(
         self, history: Sequence[dict[str, Any]], windows: Sequence[Tensor]
     ) -> StopReason | None:
-        history[-1]["drift_to_noise"] = self.account.drift_to_noise().tolist()
-        history[-1]["moved"] = self.account.moved().tolist()
+        history[-1]["drift_to_noise"] = self.stats.drift_to_noise().tolist()
+        history[-1]["moved"] = self.stats.moved().tolist()
         return None
 
 
@@ -94,62 +89,51 @@ def batch_of_step(step: int, numbers: Sequence[int], seed: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class BatchedLangevin(AbstractSampler):
-    """The engine's Langevin steps, each on the next batch."""
+class BatchedSampler(AbstractSampler):
+    """The steps of a sampler, each on the next batch."""
 
-    moves: ProjectedLangevin | AdamLangevin
-    numbers: tuple[int, ...]
-    seed: int
-    account: Account
-    drift: str
-    free: dict[str, Tensor]
-    free_step_size: float
+    problem: Problem
+    stats: DriftStats
 
-    def __post_init__(self) -> None:
-        if self.drift not in DRIFTS:
-            raise unknown_name("drift", self.drift, DRIFTS)
+    @cached_property
+    def sampler(self) -> AbstractGradientSampler:
+        """What moves the particles."""
+        return self.problem.settings.build_sampler()
 
     def init(self, particles: Particles) -> State:
-        return self.moves.init(particles)
+        return self.sampler.init(particles)
 
     def step(
         self, state: State, energy: Hamiltonian, *, generator: torch.Generator
     ) -> tuple[State, Info]:
-        particles = state.particles
-        objective = energy.objective
+        problem, settings = self.problem, self.problem.settings
+        objective, particles = energy.objective, state.particles
         assert isinstance(objective, AbstractBatched)
-        number = batch_of_step(state.step, self.numbers, self.seed)
-        pull, others = objective.at(number).forces(particles)
-        # The model is evaluated once: the engine sees what was found.
-        found = replace(energy, objective=Evaluated(pull))
-        scale = 1.0 if self.drift == "N" else 1 / particles.n_particles
-        gradient = scale * found.gradient(particles, generator=generator)
-        seen = Hamiltonian(Evaluated(Field(pull.potential, gradient)))
-        following, info = self.moves.step(state, seen, generator=generator)
-        if isinstance(self.moves, AdamLangevin):
-            self._add_up_preconditioned(state, seen, info)
-        else:
-            self._add_up(state.step, scale * pull.gradient, gradient)
-        self.account.now = following.particles.positions
-        for name, slope in others.items():
-            self.free[name] = self.free[name] - self.free_step_size * slope
+        number = batch_of_step(state.step, problem.training, problem.seed)
+        pull, slopes = objective.at(number).forces(particles)
+        scale = 1.0 if settings.drift == "N" else 1 / particles.n_particles
+        gradient = scale * energy.gradient(
+            particles, generator=generator, attraction=pull.gradient
+        )
+        following, info = self.sampler.move(state, gradient, generator=generator)
+        self._add_up(state, scale * pull.gradient, gradient, info)
+        self.stats.now = following.particles.positions
+        free = problem.network.free
+        for name, slope in slopes.items():
+            free[name] = free[name] - settings.also_step_size * slope
         return following, info
 
-    def _add_up(self, step: int, pull: Tensor, gradient: Tensor) -> None:
-        size = self.moves.step_size
-        norm = gradient.norm(dim=-1, keepdim=True)
-        kept = (self.moves.clip / norm).clamp_max(1.0)  # clipping shortens all parts
-        self.account.drift -= size * (kept * pull).double()
-        beta = as_schedule(self.moves.inverse_temperature)(step)
-        self.account.noise += 2 * size / beta
-
-    def _add_up_preconditioned(
-        self, state: State, seen: Hamiltonian, info: Info
-    ) -> None:
-        """Add the whole drift: preconditioned, it is no sum over its parts."""
-        still = replace(self.moves, inverse_temperature=math.inf, domain=Space())
-        positions = state.particles.positions
-        unused = torch.Generator(positions.device)
-        carried = still.step(state, seen, generator=unused)[0].particles.positions
-        self.account.drift += (carried - positions).double()
-        self.account.noise += info.noise / positions.shape[-1]
+    def _add_up(self, state: State, pull: Tensor, gradient: Tensor, info: Info) -> None:
+        size = self.sampler.step_size
+        if isinstance(self.sampler, ProjectedLangevin):
+            # Clipping shortens all parts of the drift alike.
+            kept = clip_factors(gradient, self.sampler.clip)
+            self.stats.drift -= size * (kept * pull).double()
+        else:
+            # Preconditioned, the drift is no sum over its parts: all of it counts.
+            assert info.drift_vectors is not None
+            positions = state.particles.positions
+            carried = (positions + info.drift_vectors) - positions
+            self.stats.drift += carried.double()
+        beta = as_schedule(self.sampler.inverse_temperature)(state.step)
+        self.stats.noise += 2 * size / beta
