@@ -10,7 +10,7 @@ from align_cases import TinyModel, marked_batches, marked_model, random_batches
 from torch import nn
 
 from coulomb._support.stats import prediction_p_value
-from coulomb.attention.align.controls import label_cosines, noise_twin
+from coulomb.attention.align.controls import label_cosines, run_twin
 from coulomb.attention.align.diagnosis import BLIND, diagnose
 from coulomb.attention.align.run import align
 from coulomb.attention.align.settings import PAPER
@@ -149,11 +149,11 @@ def test_the_twin_has_the_same_noise():
     batches = marked_batches(4, **SIZE)
     result = align(marked_model(), batches, max_epochs=2, strength=0.0)
     start, steps = Particles(result.stats.start), result.run.state.step
-    twin = noise_twin(result.problem, start, steps, seed=0)
+    twin = run_twin(result.problem, start, steps, seed=0)
     torch.testing.assert_close(
         result.positions - twin.positions, result.stats.drift.float()
     )
-    other = noise_twin(result.problem, start, steps, seed=1)
+    other = run_twin(result.problem, start, steps, seed=1)
     assert not torch.equal(other.positions, twin.positions)
     assert not torch.equal(other.positions, start.positions)
 

@@ -13,7 +13,7 @@ from coulomb._support.errors import ParameterError
 from coulomb._support.streams import make_generator
 from coulomb.attention import AlignmentResult, AlignmentSettings, align
 from coulomb.attention.align.scores import Neighbours
-from coulomb.attention.align.controls import noise_twin
+from coulomb.attention.align.controls import run_twin
 from coulomb.attention.align.problem import Evaluate, ParticleLayers
 from coulomb.attention.align.problem import Problem
 from coulomb.attention.align.problem import build_problem
@@ -260,7 +260,7 @@ def _without_labels(setup: Setup, *, control: bool) -> dict[str, Any]:
     if control:
         layers.write(setup.model, inside)
         return {"summary": "Particles projected on the domain and left there."}
-    twin = noise_twin(problem, Particles(inside), problem.last_step, seed=problem.seed)
+    twin = run_twin(problem, Particles(inside), problem.last_step, seed=problem.seed)
     layers.write(setup.model, twin.positions)
     return {"summary": "Phase A without the alignment's gradient."}
 

@@ -12,40 +12,33 @@ from coulomb._support.streams import make_generator
 from coulomb.attention.align.problem import (
     MOVES,
     SHUFFLES,
-    AbstractBatched,
     ModelAlignment,
     NoAlignment,
     Problem,
 )
 from coulomb.attention.align.sampler import BatchedSampler, DriftStats
-from coulomb.attention.align.scores import shuffled
+from coulomb.attention.align.scores import Rows, shuffled
 from coulomb.dynamics.loop import RunSettings, init_run, run
 from coulomb.features import Particles
+from coulomb.objectives import AbstractObjective
 
 
-def noise_twin(
-    problem: Problem, particles: Particles, steps: int, *, seed: int
-) -> Particles:
-    """Let particles move as in a run, but without labels."""
-    return _twin(problem, NoAlignment(), particles, steps, seed)
-
-
-def label_twin(
-    problem: Problem, particles: Particles, steps: int, *, seed: int
-) -> Particles:
-    """Let particles move as in a run, with training labels shuffled inside batches."""
-    network = replace(problem.network, free={})
-    mixed = replace(problem.objective, network=network, shuffle=seed)
-    return _twin(problem, mixed, particles, steps, seed)
-
-
-def _twin(
+def run_twin(
     problem: Problem,
-    objective: AbstractBatched,
     particles: Particles,
     steps: int,
+    *,
     seed: int,
+    shuffled_labels: bool = False,
 ) -> Particles:
+    """Let particles move as in a run, but without labels.
+
+    Or with training labels that are shuffled inside batches.
+    """
+    objective: AbstractObjective = NoAlignment()
+    if shuffled_labels:
+        network = replace(problem.network, free={})
+        objective = replace(problem.objective, network=network, shuffle=seed)
     sampler = BatchedSampler(problem, DriftStats.of(particles.positions))
     begun = init_run(sampler, particles, generator=make_generator(seed, MOVES))
     settings = RunSettings(steps, record_every=max(1, steps))
@@ -68,23 +61,20 @@ def shuffled_gains(
     objective: ModelAlignment, before: Particles, after: Particles, n_shuffles: int
 ) -> tuple[float, float, list[float]]:
     """Score both ends of a run with true labels, and its gain with each permutation."""
-    numbers = objective.numbers
-    rows = [
-        (objective.rows(before, number), objective.rows(after, number))
-        for number in numbers
+    numbers, pairwise = objective.numbers, objective.score.pairwise
+    ends = [
+        [objective.rows(end, number) for number in numbers] for end in (before, after)
     ]
-    pairwise = objective.score.pairwise
 
-    def scores(shuffle: int | None) -> tuple[float, float]:
-        totals = [0.0, 0.0]
-        for number, both in zip(numbers, rows, strict=True):
-            for index, picked in enumerate(both):
-                if shuffle is not None:
-                    generator = make_generator(shuffle, SHUFFLES, number)
-                    picked = shuffled(picked, generator, pairwise)
-                totals[index] += float(objective.score_rows(picked))
-        return totals[0] / len(numbers), totals[1] / len(numbers)
+    def score(rows: list[list[Rows]], shuffle: int | None) -> float:
+        total = 0.0
+        for number, picked in zip(numbers, rows, strict=True):
+            if shuffle is not None:
+                generator = make_generator(shuffle, SHUFFLES, number)
+                picked = shuffled(picked, generator, pairwise)
+            total += float(objective.score_rows(picked))
+        return total / len(numbers)
 
-    early, late = scores(None)
-    mixed = [scores(number) for number in range(n_shuffles)]
-    return early, late, [second - first for first, second in mixed]
+    early, late = (score(rows, None) for rows in ends)
+    gains = [score(ends[1], n) - score(ends[0], n) for n in range(n_shuffles)]
+    return early, late, gains

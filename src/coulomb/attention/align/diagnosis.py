@@ -13,25 +13,19 @@ from torch import Tensor
 
 from coulomb._support.checks import check_count, check_real
 from coulomb._support.errors import ParameterError
-from coulomb._support.progress import Advance, progress_bar
+from coulomb._support.progress import progress_bar
 from coulomb._support.stats import permutation_p_value, prediction_p_value
 from coulomb._support.streams import make_generator
 from coulomb.attention.align.controls import (
     label_cosines,
-    label_twin,
-    noise_twin,
+    run_twin,
     shuffled_gains,
 )
-from coulomb.attention.align.problem import TWINS, ModelAlignment, Problem, in_mode
+from coulomb.attention.align.problem import TWINS, in_mode
 from coulomb.attention.align.run import AlignmentResult, drift_sentence
 from coulomb.attention.align.sampler import root_mean_square
 from coulomb.attention.align.scores import AbstractScore, Centred, as_score
-from coulomb.attention.align.starts import (
-    Choice,
-    ChoiceTest,
-    MatchChoice,
-    MatchTest,
-)
+from coulomb.attention.align.starts import ChoiceTest, MatchTest
 from coulomb.features import Particles
 
 # An objective whose gradient keeps this much of its direction does not see the labels.
@@ -290,22 +284,31 @@ def diagnose(
     watched = replace(problem.objective, score=held_out.score)
     begin, end = Particles(result.stats.start), result.run.particles
     steps = result.run.state.step
-    counts = n_twins, n_label_twins
+    scores: dict[bool, list[float]] = {False: [], True: []}
     with (
         in_mode(problem.network.model, train=False),
         torch.no_grad(),
-        progress_bar("controls", sum(counts) + 1, visible=progress) as advance,
+        progress_bar(
+            "controls", n_twins + n_label_twins + 1, visible=progress
+        ) as advance,
     ):
         before, after, gains = shuffled_gains(held_out, begin, end, n_shuffles)
-        own = noise_twin(problem, begin, steps, seed=problem.seed)
+        own = run_twin(problem, begin, steps, seed=problem.seed)
         advance()
-        scores = _twin_scores(problem, held_out, begin, steps, counts, advance)
-        twins, label_twins = scores
+        for labels, count in ((False, n_twins), (True, n_label_twins)):
+            for number in range(count):
+                seed = make_generator(problem.seed, TWINS, number).initial_seed()
+                twin = run_twin(
+                    problem, begin, steps, seed=seed, shuffled_labels=labels
+                )
+                scores[labels].append(-float(held_out.energy(twin)))
+                advance()
         training_gain = float(watched.energy(begin) - watched.energy(end))
         cosines = label_cosines(problem.objective, begin)
+    twins, label_twins = tuple(scores[False]), tuple(scores[True])
     p_value = prediction_p_value(after, twins)
     p_labels = prediction_p_value(after, label_twins) if label_twins else None
-    share = _label_share(after, tuple(twins), tuple(label_twins))
+    share = _label_share(after, twins, label_twins)
     p_shuffled = permutation_p_value(after - before, gains)
     return Diagnosis(
         layers=problem.network.layers.names,
@@ -317,8 +320,8 @@ def diagnose(
         training_gain=training_gain,
         before=before,
         after=after,
-        twins=tuple(twins),
-        label_twins=tuple(label_twins),
+        twins=twins,
+        label_twins=label_twins,
         shuffled_gains=tuple(gains),
         cosines=cosines,
         p_value=p_value,
@@ -341,32 +344,11 @@ def with_choice(
     return replace(found, chosen=chosen, learned=learned)
 
 
-def _twin_scores(
-    problem: Problem,
-    held_out: ModelAlignment,
-    begin: Particles,
-    steps: int,
-    counts: tuple[int, int],
-    advance: Advance,
-) -> list[list[float]]:
-    """Score runs of noise alone, and runs on shuffled labels, by held-out batches."""
-    scores: list[list[float]] = [[], []]
-    for make, count, found in zip(
-        (noise_twin, label_twin), counts, scores, strict=True
-    ):
-        for number in range(count):
-            seed = make_generator(problem.seed, TWINS, number).initial_seed()
-            twin = make(problem, begin, steps, seed=seed)
-            found.append(-float(held_out.energy(twin)))
-            advance()
-    return scores
-
-
 def _plain(value: Any) -> Any:
     """Turn tensors and tuples into lists, and infinities, which JSON lacks, to None."""
     if isinstance(value, Tensor):
         value = value.tolist()
-    if isinstance(value, Choice | ChoiceTest | MatchChoice | MatchTest):
+    if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, dict):
         return {str(name): _plain(part) for name, part in value.items()}

@@ -6,7 +6,6 @@ says which outputs are scored: pooled sequences, labelled tokens, every layer, e
 head. `ModelAlignment` is minus their score, to the dynamics an objective like others.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -199,29 +198,30 @@ class Network:
     def __call__(self, positions: Tensor, batch: Batch) -> list[Tensor]:
         """Evaluate the model with its particles at `positions`.
 
-        A list that `evaluate` returns is the features of the layers. Else they are
-        what the model returns, or what modules gave while it was evaluated.
+        A list that a function of one's own returns is the features of the layers. Else
+        they are what the model returns, or what modules gave while it was evaluated.
         """
         parameters = {name: p.detach() for name, p in self.model.named_parameters()}
         parameters.update(self.free)
         for key, part in zip(self.layers.keys, positions, strict=True):
             like = parameters.get(key, part)
             parameters[key] = part.to(like.dtype)
-        heads = self.output is None
-        names = self.layers.names if self.output is None else (self.output,)
+        names = [self.output] if self.output else []
+        if self.output is None:
+            names = list(self.layers.names)
         kept: list[Tensor] = []
         with ExitStack() as stack:
-            for name in names if self.output != "" else ():
+            for name in names:
                 module = self.model.get_submodule(name)
-                stack.enter_context(_recording(module, kept, heads))
+                stack.enter_context(_recording(module, kept, self.output is None))
             out = self.evaluate(self.model, parameters, batch)
-        if isinstance(out, list):
+        if isinstance(out, list) and self.evaluate is not call_model:
             return [_tensor(part) for part in out]
-        if self.output == "":
+        if not names:
             return [_tensor(out)]
         if not kept:
             raise ParameterError(
-                f"`evaluate` must call the modules {list(names)}; none was reached. "
+                f"`evaluate` must call the modules {names}; none was reached. "
                 "They may be bypassed by a fused path: pass output='' to use what the "
                 "model returns."
             )
@@ -355,23 +355,8 @@ class View:
             )
 
 
-class AbstractBatched(AbstractObjective):
-    """An energy that is a mean over batches, of which a step sees one."""
-
-    @abstractmethod
-    def at(self, number: int) -> "AbstractBatched":
-        """Give the energy of one batch."""
-
-    @abstractmethod
-    def forces(self, particles: Particles) -> tuple[Field, dict[str, Tensor]]:
-        """Evaluate what moves the particles, and the other parameters that may move."""
-
-    def field(self, particles: Particles) -> Field:
-        return self.forces(particles)[0]
-
-
 @dataclass(frozen=True, eq=False)
-class ModelAlignment(AbstractBatched):
+class ModelAlignment(AbstractObjective):
     """Minus the mean score of a model's outputs over batches.
 
     `E(w) = -(1/B) sum_b mean_layers A(F_b(w), Y_b)`, a number shared by all groups
@@ -414,14 +399,11 @@ class ModelAlignment(AbstractBatched):
                 values.append(self.score(rows).mean())
         return torch.stack(values).mean()
 
-    def at(self, number: int) -> "ModelAlignment":
-        return replace(self, numbers=(number,))
-
-    def on(self, batches: Sequence[Any]) -> "ModelAlignment":
-        """Give the same energy on other data."""
-        return replace(self, batches=batches, numbers=tuple(range(len(batches))))
+    def field(self, particles: Particles) -> Field:
+        return self.forces(particles)[0]
 
     def forces(self, particles: Particles) -> tuple[Field, dict[str, Tensor]]:
+        """Evaluate what moves the particles, and the other parameters that may move."""
         free = {
             name: value.detach().requires_grad_(True)
             for name, value in self.network.free.items()
@@ -446,7 +428,7 @@ class ModelAlignment(AbstractBatched):
 
 
 @dataclass(frozen=True, eq=False)
-class NoAlignment(AbstractBatched):
+class NoAlignment(AbstractObjective):
     """No attraction at all: what is left is repulsion and noise.
 
     Examples
@@ -458,12 +440,9 @@ class NoAlignment(AbstractBatched):
     def energy(self, particles: Particles) -> Tensor:
         return particles.positions.new_zeros(particles.positions.shape[:-2])
 
-    def at(self, number: int) -> "NoAlignment":
-        return self
-
-    def forces(self, particles: Particles) -> tuple[Field, dict[str, Tensor]]:
+    def field(self, particles: Particles) -> Field:
         still = torch.zeros_like(particles.positions)
-        return Field(still[..., 0], still), {}
+        return Field(still[..., 0], still)
 
 
 @dataclass(frozen=True, eq=False)
@@ -488,7 +467,7 @@ class Problem:
             return self.settings.max_steps
         return self.settings.max_epochs * len(self.training)
 
-    def energy(self, objective: AbstractBatched) -> Hamiltonian:
+    def energy(self, objective: AbstractObjective) -> Hamiltonian:
         """Build the Hamiltonian of an objective."""
         chosen = self.settings
         return Hamiltonian(objective, chosen.interaction, chosen.strength, chosen.prior)
@@ -531,6 +510,7 @@ def build_problem(
     if kept_back:
         other = replace(objective, numbers=tuple(kept_back))
     elif held_out is not None and not isinstance(held_out, int | float):
-        other = objective.on(as_batches(held_out))
+        given = as_batches(held_out)
+        other = replace(objective, batches=given, numbers=tuple(range(len(given))))
     watched = replace(objective, numbers=tuple(order[: settings.watched]))
     return Problem(settings, watched, tuple(order), other, seed)

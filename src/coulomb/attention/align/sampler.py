@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from coulomb._support.streams import make_generator
-from coulomb.attention.align.problem import ORDER, AbstractBatched, Problem
+from coulomb.attention.align.problem import ORDER, ModelAlignment, Problem
 from coulomb.dynamics.langevin import (
     AbstractGradientSampler,
     AbstractSampler,
@@ -108,9 +108,12 @@ class BatchedSampler(AbstractSampler):
     ) -> tuple[State, Info]:
         problem, settings = self.problem, self.problem.settings
         objective, particles = energy.objective, state.particles
-        assert isinstance(objective, AbstractBatched)
-        number = batch_of_step(state.step, problem.training, problem.seed)
-        pull, slopes = objective.at(number).forces(particles)
+        slopes: dict[str, Tensor] = {}
+        if isinstance(objective, ModelAlignment):
+            number = batch_of_step(state.step, problem.training, problem.seed)
+            pull, slopes = replace(objective, numbers=(number,)).forces(particles)
+        else:
+            pull = objective.field(particles)
         scale = 1.0 if settings.drift == "N" else 1 / particles.n_particles
         gradient = scale * energy.gradient(
             particles, generator=generator, attraction=pull.gradient
