@@ -4,10 +4,15 @@ from packed_cases import LENGTHS, make_batch, make_model
 
 from coulomb._support.errors import ParameterError
 from coulomb.attention import align
-from coulomb.attention.align.scores import IGNORED
-from coulomb.attention.align.problem import ModelAlignment, View
-from coulomb.attention.align.problem import Network, ParticleLayers, call_model
-from coulomb.attention.align.scores import as_score
+from coulomb.attention.align.problem import (
+    ModelAlignment,
+    Network,
+    ParticleLayers,
+    View,
+    as_batch,
+    call_model,
+)
+from coulomb.attention.align.scores import IGNORED, as_score
 from coulomb.attention.encoder.layout import pad
 from coulomb.attention.encoder.packed import PackedHeads
 from coulomb.features import Particles
@@ -76,3 +81,19 @@ def test_phase_a_ends_where_the_padded_one_does():
 def test_an_unknown_pool_is_refused():
     with pytest.raises(ParameterError, match="did you mean 'mean'"):
         PackedHeads("man")
+
+
+def test_only_chosen_layers_count():
+    model, batch = make_model("shared-elu"), make_batch()
+    labels = torch.arange(len(LENGTHS)) % 2
+    layers = ParticleLayers.find(model, ["layers.0.attention"])
+    features = {}
+    for evaluate in (PackedHeads(), call_model):
+        packed = evaluate is not call_model
+        given = (batch, labels) if packed else (*pad(batch), labels)
+        network = Network(model, layers, evaluate)
+        features[packed] = network(layers.read(model), as_batch(given))
+    assert [len(found) for found in features.values()] == [1, 1]
+    mask = pad(batch)[1].unsqueeze(-1)
+    pooled = (mask * features[False][0]).sum(dim=1) / mask.sum(dim=1).clamp_min(1)
+    torch.testing.assert_close(features[True][0], pooled, rtol=1e-4, atol=1e-5)

@@ -11,11 +11,11 @@ from coulomb.attention.align.starts import (
     DRAWN,
     MatchChoice,
     MatchTest,
-    remove_part_direction,
     choose_norm,
     cross_text_attention,
     describe_norm,
     judge_norms,
+    remove_part_direction,
 )
 from coulomb.attention.encoder.packed import packed_form
 from coulomb.attention.layers.kernel import KernelAttention

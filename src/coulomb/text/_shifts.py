@@ -15,8 +15,8 @@ from coulomb.attention.align.starts import (
     count_labels,
     describe_shifts,
     unexplained,
+    window_particles,
 )
-from coulomb.attention.align.starts import window_particles
 from coulomb.attention.encoder.layout import TokenBatch
 from coulomb.attention.encoder.packed import packed_form
 from coulomb.attention.layers.kernel import KernelAttention

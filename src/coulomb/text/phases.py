@@ -12,13 +12,16 @@ from torch import Tensor
 from coulomb._support.errors import ParameterError
 from coulomb._support.streams import make_generator
 from coulomb.attention import AlignmentResult, AlignmentSettings, align
-from coulomb.attention.align.scores import Neighbours
 from coulomb.attention.align.controls import run_twin
-from coulomb.attention.align.problem import Evaluate, ParticleLayers
-from coulomb.attention.align.problem import Problem
-from coulomb.attention.align.problem import build_problem
+from coulomb.attention.align.problem import (
+    Evaluate,
+    ParticleLayers,
+    Problem,
+    build_problem,
+)
+from coulomb.attention.align.scores import Neighbours
 from coulomb.attention.encoder.layout import IGNORED, TokenBatch
-from coulomb.attention.encoder.packed import PackedHeads, feature_function
+from coulomb.attention.encoder.packed import feature_function
 from coulomb.domains import Ball, Space
 from coulomb.dynamics.loop import Run, load_run
 from coulomb.dynamics.stopping import StopReason
@@ -123,7 +126,7 @@ def packed_view(settings: TextSettings, kind: str) -> Evaluate:
         return feature_function("logits")
     if objective == NEIGHBOURS:
         return feature_function("weights")
-    return PackedHeads("none" if kind == "token" else settings.pooling)
+    return feature_function("heads", "none" if kind == "token" else settings.pooling)
 
 
 def run_phase_a(

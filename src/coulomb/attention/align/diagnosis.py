@@ -21,11 +21,12 @@ from coulomb.attention.align.controls import (
     run_twin,
     shuffled_gains,
 )
-from coulomb.attention.align.problem import TWINS, in_mode
+from coulomb.attention.align.problem import TWINS
 from coulomb.attention.align.run import AlignmentResult, drift_sentence
 from coulomb.attention.align.sampler import root_mean_square
 from coulomb.attention.align.scores import AbstractScore, Centred, as_score
 from coulomb.attention.align.starts import ChoiceTest, MatchTest
+from coulomb.attention.layers.base import in_mode
 from coulomb.features import Particles
 
 # An objective whose gradient keeps this much of its direction does not see the labels.

@@ -101,18 +101,6 @@ def as_batches(batches: Iterable[Any]) -> Sequence[Any]:
 Evaluate = Callable[[nn.Module, Parameters, Batch], Any]
 
 
-@contextmanager
-def in_mode(model: nn.Module, *, train: bool) -> Iterator[None]:
-    """Switch the mode in the block, and every module back to its own after it."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.train(train)
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
 @dataclass(frozen=True)
 class ParticleLayers:
     """Where a model keeps its particles, in the order of its modules."""
@@ -124,14 +112,7 @@ class ParticleLayers:
         cls, model: nn.Module, chosen: Sequence[str] | None = None
     ) -> "ParticleLayers":
         """Look for modules with particles `(heads, n, dim)` and a feature map."""
-        shapes, seen = {}, set()
-        for name, module in model.named_modules():
-            particles = getattr(module, "particles", None)
-            if not isinstance(particles, Tensor) or not hasattr(module, "feature_map"):
-                continue
-            if id(particles) not in seen:  # shared layers have one set of particles
-                seen.add(id(particles))
-                shapes[name] = tuple(particles.shape)
+        shapes = _particle_shapes(model)
         for name in chosen or ():
             if name not in shapes:
                 raise unknown_name("layers", name, shapes)
@@ -175,6 +156,18 @@ class ParticleLayers:
         return particles
 
 
+def _particle_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    shapes, seen = {}, set()
+    for name, module in model.named_modules():
+        particles = getattr(module, "particles", None)
+        if not isinstance(particles, Tensor) or not hasattr(module, "feature_map"):
+            continue
+        if id(particles) not in seen:  # shared layers have one set of particles
+            seen.add(id(particles))
+            shapes[name] = tuple(particles.shape)
+    return shapes
+
+
 def call_model(model: nn.Module, parameters: Parameters, batch: Batch) -> Any:
     """Call a model with other parameters, without touching it."""
     return functional_call(model, parameters, batch.arguments, batch.keywords)
@@ -216,6 +209,10 @@ class Network:
                 stack.enter_context(_recording(module, kept, self.output is None))
             out = self.evaluate(self.model, parameters, batch)
         if isinstance(out, list) and self.evaluate is not call_model:
+            every = _particle_shapes(self.model)
+            if self.output is None and len(out) == len(every):
+                of_layer = dict(zip(every, out, strict=True))
+                out = [of_layer[name] for name in names]
             return [_tensor(part) for part in out]
         if not names:
             return [_tensor(out)]

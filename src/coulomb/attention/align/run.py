@@ -28,7 +28,6 @@ from coulomb.attention.align.problem import (
     Problem,
     as_batch,
     build_problem,
-    in_mode,
 )
 from coulomb.attention.align.sampler import (
     BatchedSampler,
@@ -38,6 +37,7 @@ from coulomb.attention.align.sampler import (
 )
 from coulomb.attention.align.scores import IGNORED
 from coulomb.attention.align.settings import AlignmentSettings
+from coulomb.attention.layers.base import in_mode
 from coulomb.dynamics import loop
 from coulomb.dynamics.loop import Callback, Run, RunSettings, load_run, save_run
 from coulomb.dynamics.stopping import AbstractStopRule, HeldOut, Settled

@@ -119,18 +119,9 @@ class PackedHeads:
 
     def __call__(
         self, model: nn.Module, parameters: dict[str, Tensor], batch: Any
-    ) -> Tensor:
+    ) -> list[Tensor]:
         """Evaluate the encoder with other parameters, up to its last attention."""
-
-        def shown(model: KernelEncoder, batch: TokenBatch) -> list[Tensor]:
-            found = _head_outputs(model, batch, self.pool)
-            for layer, seen in zip(model.layers, found, strict=True):
-                if isinstance(layer.attention, AbstractAttention):
-                    # `align` listens to what enters this module.
-                    layer.attention.out_proj(seen)
-            return found
-
-        return _with_parameters(shown, model, parameters, batch)[-1]
+        return feature_function("heads", self.pool)(model, parameters, batch)
 
 
 def feature_function(kind: str = "heads", pool: str = "mean") -> FeatureFunction:
@@ -262,8 +253,7 @@ class TorchForm:
         layer, dropout = self.layer(number), self.dropout(number)
         rate = layer.dropout.p
         if isinstance(layer.attention, AbstractAttention):
-            # Not called as a module: `align` listens to that, in `PackedHeads`.
-            out = layer.attention.out_proj.forward(out)
+            out = layer.attention.out_proj(out)
         x = x + dropout.drop(out, rate, BRANCH)
         x = x if layer.pre_norm else layer.attention_norm(x)
         inside = layer.ffn_norm(x) if layer.pre_norm else x
