@@ -52,11 +52,13 @@ def printed(chart: Chart) -> tuple[bytes, bytes]:
 def print_side_by_side(charts: Sequence[Chart], path: Path) -> None:
     """Draw charts in one picture, each with a legend of its own."""
     with matplotlib.rc_context(PRINT_STYLE):
-        figure = Figure(figsize=(4.2 * len(charts), 4.2), layout="constrained")
+        figure = Figure(figsize=(4.2 * len(charts), 4.6), layout="constrained")
         for axis, chart in zip(figure.subplots(1, len(charts)), charts, strict=True):
             entries = _draw_chart(axis, drawable(chart))
             names = [safe_text(name) for _, name in entries]
-            axis.legend([key for key, _ in entries], names, fontsize=7)
+            keys = [key for key, _ in entries]
+            below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
+            axis.legend(keys, names, fontsize=7, **below)
         write_whole(path, lambda file: figure.savefig(file, dpi=110))
 
 

@@ -199,7 +199,13 @@ def _rarity(key: str, curve: Mapping[str, Any]) -> Chart:
         Axis("number of particles N" if same else "speed β_N"),
         Axis("log P(|∫f dμ_N − f*| ≥ δ)"),
         (
-            _measured("measured, ± 2 s.e.", speeds, values, errors, _PARTICLES),
+            _measured(
+                f"measured, ± 2 s.e.; fitted rate {fit['slope']:.3f}",
+                speeds,
+                values,
+                errors,
+                _PARTICLES,
+            ),
             Curve(
                 f"predicted, rate {rate:.3f}, no prefactor",
                 speeds,
