@@ -391,11 +391,6 @@ def _softmax(q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> 
     return torch.softmax(scores, dim=-1, out=scores)
 
 
-def centring_tilt(positions: Tensor, q: Tensor) -> Tensor:
-    """Choose the tilt that centres queries, `t + mean_l u_l = mean(q) / sqrt(d)`."""
-    return q.mean(dim=1) / math.sqrt(q.shape[-1]) - mean_key_particle(positions)
-
-
 def random_start(
     q: Tensor,
     n_features: int,
@@ -407,19 +402,26 @@ def random_start(
     """Draw Gaussian particles, the same for queries and keys."""
     heads, _, dim = q.shape
     rows = scale * torch.randn(heads, n_features, dim, generator=generator)
-    positions = same_particles(rows.to(q))
-    return HeadParticles(positions, centring_tilt(positions, q), feature_map)
+    return _tilted(_for_both(rows.to(q)), q, feature_map)
 
 
-def same_particles(rows: Tensor) -> Tensor:
-    """Use the same particles, without offsets, for queries and keys."""
-    return functional.pad(rows, (0, 1)).repeat(1, 1, 2)
+def _tilted(
+    positions: Tensor, q: Tensor, feature_map: AbstractFeatureMap
+) -> HeadParticles:
+    """Choose the tilt that centres queries, `t + mean_l u_l = mean(q) / sqrt(d)`."""
+    tilt = q.mean(dim=1) / math.sqrt(q.shape[-1]) - mean_key_particle(positions)
+    return HeadParticles(positions, tilt, feature_map)
 
 
 def untilted(rows: Tensor, feature_map: AbstractFeatureMap) -> HeadParticles:
     """Use the same particles for queries and keys, whose weights are all one."""
-    positions = same_particles(rows)
+    positions = _for_both(rows)
     return HeadParticles(positions, -mean_key_particle(positions), feature_map)
+
+
+def _for_both(rows: Tensor) -> Tensor:
+    """Use the same particles, without offsets, for queries and keys."""
+    return functional.pad(rows, (0, 1)).repeat(1, 1, 2)
 
 
 def orthogonal_favor(
@@ -455,7 +457,7 @@ def landmark_start(
     u = scaled @ root.transpose(1, 2)
     b = -0.5 * (scaled * landmarks).sum(dim=-1) - (u * centre).sum(dim=-1)
     positions = torch.cat([w, a.unsqueeze(-1), u, b.unsqueeze(-1)], dim=-1)
-    return HeadParticles(positions, centring_tilt(positions, q), SoftmaxFeatures())
+    return _tilted(positions, q, SoftmaxFeatures())
 
 
 def _metric(q: Tensor) -> tuple[Tensor, Tensor]:
