@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coulomb._support.errors import FileFormatError, ParameterError
+from coulomb.cli.output import print_table, whole_numbers, write_numbers
 
 if TYPE_CHECKING:
     from coulomb.linearise import KernelTable
@@ -84,7 +85,7 @@ def linearise(
     tokenizer.save_pretrained(out)
     typer.echo(str(fast.linearise_summary))
     typer.echo(f"Model: {out}")
-    _write(json, fast.linearise_summary.as_dict())
+    write_numbers(json, fast.linearise_summary.as_dict())
 
 
 def kernels(
@@ -114,14 +115,7 @@ def kernels(
 
     `coulomb kernels bert-base --texts reviews.txt --n-features 32,128 --json out.json`
     """
-    try:
-        counts = [int(part) for part in n_features.split(",")]
-    except ValueError as error:
-        raise ParameterError(
-            "`n_features` must be whole numbers with commas between; got "
-            f"{n_features!r}."
-        ) from error
-    lines = _read_texts(texts)
+    counts, lines = whole_numbers("n_features", n_features), _read_texts(texts)
     model, tokenizer = _load(model_dir)
     from coulomb.linearise import kernel_table
 
@@ -135,25 +129,18 @@ def kernels(
         seed=seed,
     )
     _print(table, counts, worst)
-    _write(json, table.as_dict())
+    write_numbers(json, table.as_dict())
 
 
 def _print(table: "KernelTable", counts: list[int], worst: int) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    layers = len(table.by_layer(table.methods[0]))
-    shown = Table(title="KL(softmax row || row), mean over heads, held-out text")
-    shown.add_column("features")
-    for number in range(layers):
-        shown.add_column(f"layer {number}", justify="right")
-    shown.add_column("output error", justify="right")
+    rows = []
     for method in table.methods:
-        values = table.by_layer(method)
         errors = table.by_layer(method, "output_error")
-        cells = [f"{value:.3f}" for value in values]
-        shown.add_row(method, *cells, f"{sum(errors) / layers:.3f}")
-    Console().print(shown)
+        numbers = [*table.by_layer(method), sum(errors) / len(errors)]
+        rows.append([method, *(f"{number:.3f}" for number in numbers)])
+    layers = [f"layer {number}" for number in range(len(rows[0]) - 2)]
+    title = "KL(softmax row || row), mean over heads, held-out text"
+    print_table(title, ["features", *layers, "output error"], rows)
     if worst:
         method = f"learned {max(counts)}"
         heads = table.worst_heads(method, worst)
@@ -197,12 +184,3 @@ def _load(folder: Path) -> tuple[Any, Any]:
     kind = getattr(module, name, module.AutoModel)
     model = kind.from_pretrained(folder, use_safetensors=True)
     return model, module.AutoTokenizer.from_pretrained(folder)
-
-
-def _write(path: Path | None, content: dict[str, Any]) -> None:
-    if path is None:
-        return
-    from coulomb._support.archive import write_json
-
-    write_json(path, content)
-    typer.echo(f"Numbers: {path}")
