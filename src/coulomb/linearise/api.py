@@ -111,7 +111,8 @@ def linearise(
     >>> fast.linearise_summary.n_texts
     8
     """
-    chosen = _settings(settings, feature_map, n_features, objective, options)
+    given = {"feature_map": feature_map, "n_features": n_features}
+    chosen = _settings(settings, given | {"objective": objective}, options)
     check_count("seed", seed, at_least=0)
     teacher = as_teacher(model)
     source = make_generator(seed, 0)
@@ -167,21 +168,12 @@ def linearise(
 
 
 def _settings(
-    settings: LineariseSettings | None,
-    feature_map: str,
-    n_features: int,
-    objective: str,
-    options: dict[str, Any],
+    settings: LineariseSettings | None, given: dict[str, Any], options: dict[str, Any]
 ) -> LineariseSettings:
     known = [f.name for f in fields(LineariseSettings)]
     for name in options:
         if name not in known:
             raise unknown_name("options", name, known)
-    given: dict[str, Any] = {
-        "feature_map": feature_map,
-        "n_features": n_features,
-        "objective": objective,
-    }
     if settings is None:
         return LineariseSettings(**given, **options)
     usual = LineariseSettings()
@@ -198,9 +190,7 @@ def _exact_heads(
         worst = torch.stack([fit.after for fit in fits]).flatten()
         count = min(keep_exact, len(worst))
         width = len(fits[0].after)
-        keep_exact = [
-            (i // width, i % width) for i in worst.topk(count).indices.tolist()
-        ]
+        keep_exact = [divmod(i, width) for i in worst.topk(count).indices.tolist()]
     for entry in keep_exact:
         layer, head = entry if isinstance(entry, tuple) else (entry, None)
         if not 0 <= layer < len(fits):
@@ -208,7 +198,7 @@ def _exact_heads(
                 f"`keep_exact` must name layers from 0 to {len(fits) - 1}; got {layer}."
             )
         every = range(teacher.sites[layer].num_heads)
-        heads[layer] += list(every) if head is None else [head]
+        heads[layer] += every if head is None else [head]
     return [
         check_heads(part, site.num_heads)
         for part, site in zip(heads, teacher.sites, strict=True)
@@ -258,8 +248,8 @@ def _copy_with_heads(
     for site, heads in zip(Stack(fast).sites, exact_heads, strict=True):
         if not isinstance(site.module, nn.MultiheadAttention):
             raise ParameterError(
-                f"`model` must have softmax attention, torch's or that of "
-                f"{', '.join(FAMILIES)}; got {type(site.module).__name__}."
+                f"`model` must have softmax attention, torch's or that of {FAMILIES}; "
+                f"got {type(site.module).__name__}."
             )
         layer = LinearisedAttention(site.module, exact_heads=heads, **kind)
         fast.set_submodule(site.name, layer)

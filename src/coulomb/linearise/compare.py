@@ -113,8 +113,6 @@ def cosine_with(texts: Recording, student: Stack, pooling: str | None) -> float:
     for number, batch in enumerate(texts.batches):
         mask = student.tokens(batch)
         ends = [texts.states(number)[-1], student(*student.begin(batch))[-1]]
-        if not student.batch_first:
-            ends = [end.transpose(0, 1) for end in ends]
         theirs, ours = (pool(end, mask, pooling or "mean") for end in ends)
         cosines.append((theirs * ours).sum(dim=-1))
     return float(torch.cat(cosines).mean())
@@ -294,15 +292,13 @@ def kernel_table(
     return table
 
 
-@torch.no_grad()
 def _add(
     table: KernelTable, method: str, few: list[Rows], particles: HeadParticles
 ) -> None:
-    positions, tilt, feature_map = particles.to(few[0].q)
-    kl = RowDivergence(few, feature_map, tilt).energy(Particles(positions))
-    squared = OutputError(few, feature_map, tilt).energy(Particles(positions))
+    kl = RowDivergence.measure(few, particles)
+    error = OutputError.measure(few, particles).sqrt()
     table.divergence.setdefault(method, []).append(kl.tolist())
-    table.output_error.setdefault(method, []).append(squared.sqrt().tolist())
+    table.output_error.setdefault(method, []).append(error.tolist())
 
 
 def _elu_plus_one(x: Tensor, particles: Particles) -> Tensor:

@@ -55,8 +55,7 @@ class Distillation(AbstractObjective):
             begun = self.student.begin(self.batch)
             mask = self.student.tokens(self.batch)
         states = functional_call(self.student, parameters, begun)
-        late = not self.student.batch_first
-        weights = (mask.t() if late else mask).unsqueeze(-1).to(targets[0].dtype)
+        weights = mask.unsqueeze(-1).to(targets[0].dtype)
         parts = [
             ((state - target) * weights).square().sum()
             / (target * weights).square().sum()
@@ -64,7 +63,7 @@ class Distillation(AbstractObjective):
         ]
         total = torch.stack(parts).mean()
         if self.pooling is not None:
-            ends = [s.transpose(0, 1) if late else s for s in (states[-1], targets[-1])]
+            ends = states[-1], targets[-1]
             ours, theirs = (pool(end, mask, self.pooling) for end in ends)
             total = total + 1 - (ours * theirs).sum(dim=-1).mean()
         return total

@@ -29,7 +29,7 @@ from coulomb.interactions import Riesz
 from coulomb.linearise.heads import (
     HeadParticles,
     as_positive_map,
-    key_weights,
+    key_log_weight,
     mean_key_particle,
 )
 from coulomb.linearise.teacher import Rows
@@ -172,6 +172,13 @@ class AbstractImitation(AbstractObjective):
         heads = self.head_particles(particles.positions)
         parts = [self.compare(rows, heads) for rows in self.batches]
         return torch.stack(parts).mean(dim=0)
+
+    @classmethod
+    def measure(cls, batches: Sequence[Rows], particles: HeadParticles) -> Tensor:
+        """Evaluate the energy of given particles."""
+        positions, tilt, feature_map = particles.to(batches[0].q)
+        with torch.no_grad():
+            return cls(batches, feature_map, tilt).energy(Particles(positions))
 
     def head_particles(self, positions: Tensor) -> HeadParticles:
         """Take positions with half the columns for queries and keys alike."""
@@ -321,10 +328,10 @@ def divergence_field(rows: Rows, particles: HeadParticles) -> tuple[Tensor, Tens
     for_queries, for_keys = (positions / temperature).chunk(2, dim=-1)
     phi_q, phi_k = _softmax_features(q, for_queries), _softmax_features(k, for_keys)
     mask = None if bool(rows.key_mask.all()) else rows.key_mask
-    exponent, weight = (
-        part.view(-1, k.shape[2], 1)
-        for part in key_weights(k, particles.key_tilt, mask)
-    )
+    exponent = key_log_weight(rows.k, particles.key_tilt, mask).transpose(0, 1)
+    exponent = exponent.reshape(-1, k.shape[2], 1)
+    weight = exponent.exp()
+    exponent = exponent.nan_to_num(neginf=0.0)
     share = rows.query_mask.to(q.dtype)
     share = share / share.sum().clamp_min(1)
     share = share.unsqueeze(-1).repeat(len(q), 1, 1)  # (heads * batch, n, 1)
@@ -587,12 +594,10 @@ def ramp(step: int, steps: int) -> float:
     return rise * (0.5 * (1 + math.cos(math.pi * step / steps)) + 0.01)
 
 
-@torch.no_grad()
 def random_divergence(
     batches: Sequence[Rows], n_features: int, *, generator: torch.Generator
 ) -> Tensor:
     """Measure the rows of FAVOR+ with orthogonal random features."""
-    q = batches[0].q
-    drawn = orthogonal_favor(q.shape[1], n_features, q.shape[3], generator=generator)
-    positions, tilt, favor = drawn.to(q)
-    return RowDivergence(batches, favor, tilt).energy(Particles(positions))
+    _, heads, _, dim = batches[0].q.shape
+    drawn = orthogonal_favor(heads, n_features, dim, generator=generator)
+    return RowDivergence.measure(batches, drawn)

@@ -89,7 +89,7 @@ class HeadParticles(NamedTuple):
     ) -> tuple[Tensor, Tensor]:
         """Evaluate the features of queries and keys."""
         for_queries, for_keys = self.positions.chunk(2, dim=-1)
-        weight = key_weight(k, self.key_tilt, key_mask)
+        weight = key_log_weight(k, self.key_tilt, key_mask).exp().unsqueeze(-1)
         if self.feature_map.imitates_softmax:
             scale = q.shape[-1] ** -0.25
             q, k = q * scale, k * scale
@@ -122,15 +122,14 @@ class HeadParticles(NamedTuple):
             hidden = ~key_mask[:, None, :, None]
             k, values = k.masked_fill(hidden, 0), values.masked_fill(hidden, 0)
         if isinstance(self.feature_map, SoftmaxFeatures):
-            positions, tilt = full.positions, full.key_tilt
-            if self.feature_map.temperature != 1.0:
-                positions = positions / self.feature_map.temperature
+            positions = full.positions / self.feature_map.temperature
+            weight = key_log_weight(k, full.key_tilt, key_mask).exp().unsqueeze(-1)
             wanted = torch.is_grad_enabled() and any(
                 x.requires_grad for x in (q, k, values, positions)
             )
             plain = wanted or q.device.type != "cpu" or must_be_plain(q)
-            form = _softmax_form if plain else blockwise_attention
-            return form(q, k, values, positions, tilt, key_mask).to(v.dtype)
+            form = _softmax_form if plain else _blockwise_form
+            return form(q, k, values, weight, positions).to(v.dtype)
         phi_q, phi_k = full.features(q, k, key_mask)
         return linear_attention(phi_q, phi_k, values, key_mask).to(v.dtype)
 
@@ -141,19 +140,85 @@ def mean_key_particle(positions: Tensor) -> Tensor:
     return positions[..., half:-1].mean(dim=-2)
 
 
+def key_log_weight(k: Tensor, tilt: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Evaluate `t . k` less the largest of its sequence; padding is minus infinity."""
+    # A row times a matrix: libraries are slower by times at a matrix times a column.
+    flat = k.transpose(0, 1).reshape(len(tilt), -1, k.shape[-1]).transpose(1, 2)
+    exponent = torch.bmm(tilt.unsqueeze(1), flat).view(len(tilt), len(k), -1)
+    exponent = exponent.transpose(0, 1)  # (batch, heads, n)
+    if key_mask is None:
+        return exponent - exponent.detach().amax(dim=-1, keepdim=True)
+    hidden = ~key_mask.unsqueeze(1)
+    exponent = exponent.masked_fill(hidden, torch.finfo(k.dtype).min)
+    exponent = exponent - exponent.detach().amax(dim=-1, keepdim=True)
+    # In a sequence of padding alone every exponent is the largest.
+    return exponent.masked_fill(hidden, -torch.inf)
+
+
 def _append_one(x: Tensor) -> Tensor:
     return torch.cat([x, torch.ones_like(x[..., :1])], dim=-1)
 
 
-def key_weight(k: Tensor, tilt: Tensor, key_mask: Tensor | None) -> Tensor:
-    """Evaluate `exp(t . k)`, the largest of a sequence one, padding zero."""
-    exponent = k @ tilt.unsqueeze(-1)  # (batch, heads, n, 1)
-    if key_mask is not None:
-        hidden = ~key_mask[:, None, :, None]
-        exponent = exponent.masked_fill(hidden, torch.finfo(k.dtype).min)
-    weight = (exponent - exponent.detach().amax(dim=-2, keepdim=True)).exp()
-    # In a sequence of padding alone every exponent is the largest.
-    return weight if key_mask is None else weight.masked_fill(hidden, 0)
+def _softmax_form(
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, positions: Tensor
+) -> Tensor:
+    # As in `_blockwise_form`, in operations that can be differentiated. Heads first:
+    # one product of each head, and no particles repeated for every sequence.
+    q, k, v, weight = (x.transpose(0, 1) for x in (q, k, v, weight))
+    for_queries, for_keys = positions.chunk(2, dim=-1)
+    phi = _logits(k, for_keys).softmax(dim=-1)
+    sums = phi.transpose(-1, -2) @ torch.cat([v * weight, weight], dim=-1)
+    total = sums[..., -1:].clamp_min(torch.finfo(sums.dtype).tiny)
+    offset = total.log().transpose(-1, -2)
+    phi = (_logits(q, for_queries) + offset).softmax(dim=-1)
+    return (phi @ (sums[..., :-1] / total)).transpose(0, 1)
+
+
+def _logits(x: Tensor, particles: Tensor) -> Tensor:
+    heads, _, _, dim = x.shape
+    columns = particles[..., :dim].transpose(-1, -2)
+    products = torch.bmm(x.reshape(heads, -1, dim), columns).view(*x.shape[:-1], -1)
+    return products + particles[..., dim][:, None, None, :]
+
+
+def _blockwise_form(
+    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, positions: Tensor
+) -> Tensor:
+    """Attend with features that are a softmax over the particles, without gradients.
+
+    `phi(q)' G / phi(q)' z = softmax(log phi(q) + log z) (G / z)`: a mean, over
+    features, of mean values. Nothing is left to divide by. Features of one block of
+    tokens at a time stay in the cache, always in the same array. Queries, keys and
+    values are read where the projections have put them, and the output is written in
+    their order, so that nothing is copied to split the heads or to join them.
+    """
+    batch, heads, n, dim = q.shape
+    n_features = positions.shape[1]
+    for_queries, for_keys = positions.chunk(2, dim=-1)
+    rows = max(_ROWS, _ELEMENTS // (heads * n_features) // _ROWS * _ROWS)
+    room = v.new_empty(heads * min(rows, max(n, k.shape[2])) * n_features)
+    out = v.new_empty(batch, n, heads, v.shape[-1]).transpose(1, 2)
+
+    def features(x: Tensor, particles: Tensor, offset: Tensor) -> Tensor:
+        logits = room[: heads * x.shape[1] * n_features].view(heads, -1, n_features)
+        columns = particles[..., :dim].transpose(1, 2)
+        torch.baddbmm(offset, x, columns, out=logits)
+        return torch.softmax(logits, dim=-1, out=logits)
+
+    for number in range(batch):
+        sums = v.new_zeros(heads, v.shape[-1] + 1, n_features)
+        for start in range(0, k.shape[2], rows):
+            block = number, slice(None), slice(start, start + rows)
+            phi = features(k[block], for_keys, for_keys[..., dim].unsqueeze(1))
+            values = torch.cat([v[block] * weight[block], weight[block]], dim=-1)
+            sums.baddbmm_(values.transpose(1, 2), phi)
+        total = sums[:, -1:].clamp_min(torch.finfo(sums.dtype).tiny)
+        means = (sums[:, :-1] / total).transpose(1, 2)
+        offset = for_queries[..., dim].unsqueeze(1) + total.log()
+        for start in range(0, n, rows):
+            block = number, slice(None), slice(start, start + rows)
+            torch.bmm(features(q[block], for_queries, offset), means, out=out[block])
+    return out
 
 
 class LinearisedHeads(nn.Module):
@@ -237,7 +302,7 @@ class LinearisedHeads(nn.Module):
         """
         if not self.exact_heads:
             return self._head_particles().attend(q, k, v, key_mask)
-        out = torch.empty_like(v[:, :, :1]).expand_as(q).clone()
+        out = torch.empty_like(q, dtype=v.dtype)
         learned, exact = list(self.learned_heads), list(self.exact_heads)
         mask = None if key_mask is None else key_mask[:, None, None, :]
         if bias is not None:
@@ -375,165 +440,3 @@ class LinearisedAttention(AbstractAttention):
                 "`is_causal` must be False for a linearised encoder; got True. Swap "
                 "the layers of a decoder with coulomb.attention.replace_attention."
             )
-
-
-def _softmax_form(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    positions: Tensor,
-    tilt: Tensor,
-    key_mask: Tensor | None,
-) -> Tensor:
-    # As in `blockwise_attention`, in operations that can be differentiated. Heads
-    # first: one product of each head, and no particles repeated for every sequence.
-    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-    for_queries, for_keys = positions.chunk(2, dim=-1)
-    flat = k.reshape(len(k), -1, k.shape[-1]).transpose(1, 2)
-    exponent = torch.bmm(tilt.unsqueeze(1), flat).view(*k.shape[:3], 1)
-    if key_mask is not None:
-        hidden = ~key_mask.unsqueeze(-1)
-        exponent = exponent.masked_fill(hidden, torch.finfo(k.dtype).min)
-    weight = (exponent - exponent.detach().amax(dim=-2, keepdim=True)).exp()
-    if key_mask is not None:
-        weight = weight.masked_fill(hidden, 0)
-    phi = _logits(k, for_keys).softmax(dim=-1)
-    sums = phi.transpose(-1, -2) @ torch.cat([v * weight, weight], dim=-1)
-    total = sums[..., -1:].clamp_min(torch.finfo(sums.dtype).tiny)
-    offset = total.log().transpose(-1, -2)
-    phi = (_logits(q, for_queries) + offset).softmax(dim=-1)
-    return (phi @ (sums[..., :-1] / total)).transpose(0, 1)
-
-
-def _by_head(x: Tensor, columns: Tensor) -> Tensor:
-    flat = x.reshape(x.shape[0], -1, x.shape[-1])
-    return torch.bmm(flat, columns).view(*x.shape[:-1], -1)
-
-
-def _logits(x: Tensor, rows: Tensor) -> Tensor:
-    dim = x.shape[-1]
-    offset = rows[..., dim][:, None, None, :]
-    return _by_head(x, rows[..., :dim].transpose(-1, -2)) + offset
-
-
-def key_weights(k: Tensor, tilt: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Evaluate `t . k`, less the largest of the sequence, and its exponential."""
-    flat = k.reshape(len(k), -1, k.shape[-1])
-    # A row times a matrix: libraries are slower by times at a matrix times a column.
-    exponent = torch.bmm(tilt.unsqueeze(1), flat.transpose(1, 2)).view(k.shape[:3])
-    if mask is None:
-        exponent -= exponent.amax(dim=-1, keepdim=True)
-        return exponent, exponent.exp()
-    hidden = ~mask
-    exponent.masked_fill_(hidden, torch.finfo(k.dtype).min)
-    exponent -= exponent.amax(dim=-1, keepdim=True)
-    weight = exponent.exp().masked_fill_(hidden, 0)
-    return exponent.masked_fill_(hidden, 0), weight
-
-
-def blockwise_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    positions: Tensor,
-    tilt: Tensor,
-    key_mask: Tensor | None = None,
-) -> Tensor:
-    """Attend with `softmaxfeat` of temperature one; the fast form, without gradients.
-
-    `phi(q)' G / phi(q)' z = softmax(log phi(q) + log z) (G / z)`: a mean, over
-    features, of mean values. Nothing is left to divide by.
-    """
-    batch, heads, n, _ = q.shape
-    n_features = positions.shape[1]
-    out = v.new_empty(batch, n, heads, v.shape[-1]).transpose(1, 2)
-    longest = max(n, k.shape[2], 1)
-    step = max(1, _ELEMENTS // (heads * n_features * longest))
-    rows = longest
-    if step == 1:
-        rows = max(_ROWS, _ELEMENTS // (heads * n_features) // _ROWS * _ROWS)
-    size = min(step, batch) * heads * min(rows, longest)
-    room = v.new_empty(size * (n_features + v.shape[-1] + 1))
-    for start in range(0, batch, step):
-        some = slice(start, start + step)
-        mask = None if key_mask is None else key_mask[some]
-        case = _Case(q[some], k[some], v[some], positions, tilt, mask, rows, room)
-        case.write(out[some])
-    return out
-
-
-class _Case:
-    # Some sequences: several that fit a block together, or one.
-
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        positions: Tensor,
-        tilt: Tensor,
-        mask: Tensor | None,
-        rows: int,
-        room: Tensor,
-    ) -> None:
-        self.q, self.k, self.v = q, k, v
-        self.for_queries, self.for_keys = positions.chunk(2, dim=-1)
-        _, weight = key_weights(k.transpose(0, 1), tilt, mask)
-        self.weight = weight.transpose(0, 1).unsqueeze(-1)  # (batch, heads, n, 1)
-        self.rows, self.room = rows, room
-
-    def write(self, out: Tensor) -> None:
-        means, offset = self._sums()
-        for start in range(0, self.q.shape[2], self.rows):
-            block = self.q[:, :, start : start + self.rows]
-            phi = self._features(block, self.for_queries, offset)
-            part = out[:, :, start : start + self.rows]
-            if len(part) == 1:
-                torch.bmm(phi, means, out=part[0])
-            else:
-                part.copy_(_split(torch.bmm(phi, means), part))
-
-    def _sums(self) -> tuple[Tensor, Tensor]:
-        batch, heads, length, dim_v = self.v.shape
-        offset = _repeat(self.for_keys[..., -1:].transpose(1, 2), batch)
-        shape = batch * heads, dim_v + 1, self.for_keys.shape[1]
-        sums = self.v.new_zeros(shape)
-        for start in range(0, length, self.rows):
-            cut = slice(start, start + self.rows)
-            phi = self._features(self.k[:, :, cut], self.for_keys, offset)
-            used = phi.numel()
-            count = phi.shape[0] * phi.shape[1] * (dim_v + 1)
-            values = self.room[used : used + count].view(*phi.shape[:2], dim_v + 1)
-            by_head, weight = _split(values, self.v), self.weight[:, :, cut]
-            torch.mul(self.v[:, :, cut], weight, out=by_head[..., :dim_v])
-            by_head[..., dim_v:] = weight
-            sums.baddbmm_(values.transpose(1, 2), phi)
-        total = sums[:, -1:].clamp_min(torch.finfo(sums.dtype).tiny)
-        offset = _repeat(self.for_queries[..., -1:].transpose(1, 2), batch)
-        offset = offset + total.log()
-        return (sums[:, :-1] / total).transpose(1, 2), offset
-
-    def _features(self, x: Tensor, particles: Tensor, offset: Tensor) -> Tensor:
-        batch, heads, rows, dim = x.shape
-        n_features = particles.shape[1]
-        flat = x.transpose(0, 1).reshape(heads, batch * rows, dim)
-        columns = particles[..., :dim].transpose(1, 2)
-        logits = self.room[: flat.shape[1] * heads * n_features]
-        by_head = logits.view(heads, batch * rows, n_features)
-        logits = logits.view(heads * batch, rows, n_features)
-        if batch == 1:
-            torch.baddbmm(offset, flat, columns, out=by_head)
-        else:
-            torch.bmm(flat, columns, out=by_head)
-            logits += offset
-        return torch.softmax(logits, dim=-1, out=logits)
-
-
-def _repeat(x: Tensor, batch: int) -> Tensor:
-    # The sequences of a head follow one another.
-    return x if batch == 1 else x.repeat_interleave(batch, dim=0)
-
-
-def _split(block: Tensor, like: Tensor) -> Tensor:
-    batch, heads = like.shape[:2]
-    return block.view(heads, batch, *block.shape[1:]).transpose(0, 1)

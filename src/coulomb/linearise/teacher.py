@@ -31,7 +31,7 @@ PROJECTIONS = {
     "MPNetSelfAttention": ("q", "k", "v"),
     "LinearisedMPNetSelfAttention": ("q", "k", "v"),
 }
-FAMILIES = ("BERT", "DistilBERT", "MPNet", "RoBERTa")
+FAMILIES = "BERT, DistilBERT, MPNet, RoBERTa"
 MODEL_TYPES = ("bert", "roberta", "distilbert", "mpnet")
 
 _LONGEST = 512
@@ -240,12 +240,16 @@ class Stack(nn.Module):
         return caught[0]._replace(projected=projected), after
 
     def forward(self, hidden: Tensor, call: Call) -> list[Tensor]:
-        """Call all blocks."""
+        """Call all blocks, and give `(batch, n, dim)` after each."""
         states = []
         for number in range(len(self.blocks)):
             hidden = self.run_block(number, hidden, call)
-            states.append(hidden)
+            states.append(self.batch_major(hidden))
         return states
+
+    def batch_major(self, hidden: Tensor) -> Tensor:
+        """View hidden states as `(batch, n, dim)`."""
+        return hidden if self.batch_first else hidden.transpose(0, 1)
 
     def tokens(self, batch: Batch) -> Tensor:
         """Tell which tokens of a batch are real."""
@@ -265,9 +269,8 @@ def _find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
     if len(found) != 1:
         raise ParameterError(
             "`model` must be an encoder with one list of blocks that have one "
-            "attention layer each, torch's or that of "
-            f"{', '.join(FAMILIES)}; got {type(model).__name__} with {len(found)} such "
-            "lists."
+            f"attention layer each, torch's or that of {FAMILIES}; got "
+            f"{type(model).__name__} with {len(found)} such lists."
         )
     return found[0]
 
@@ -357,7 +360,7 @@ def check_family(model: Any) -> None:
         )
     if kind not in MODEL_TYPES:
         raise ParameterError(
-            f"`model` must be of one of the families {', '.join(FAMILIES)}, or an "
+            f"`model` must be of one of the families {FAMILIES}, or an "
             f"encoder of torch.nn.MultiheadAttention; got {type(model).__name__}."
         )
     if getattr(model.config, "is_decoder", False):
@@ -394,7 +397,7 @@ class Recording:
                 seen, hidden = self.stack.observe_block(number, hidden, call)
                 states[i] = hidden, call
                 if i < len(self.kept):
-                    self.kept[i].append(hidden)
+                    self.kept[i].append(self.stack.batch_major(hidden))
                 # Head after head: one product evaluates the features of a head's
                 # tokens.
                 q, k, v = (
