@@ -328,15 +328,15 @@ class TestChunks:
         assert model.partial_fit(X[:50], y[:50]).n_iter_ == 5
 
     def test_memory_is_bounded(self, monkeypatch, problem):
-        from coulomb.estimators import _memory
+        from coulomb.estimators import coulomb
 
-        monkeypatch.setattr(_memory, "MOST_ROWS", 100)
+        monkeypatch.setattr(coulomb, "_MOST_ROWS", 100)
         X, y = problem
         model = quick(max_iter=1)
         for _ in range(3):
             model.partial_fit(X, y)
-        assert len(model._memory.rows.x) == 100
-        assert model._memory.seen == 900
+        assert len(model._reservoir.rows.x) == 100
+        assert model._reservoir.seen == 900
 
     def test_new_classes_are_refused(self, problem):
         X, y = problem

@@ -7,8 +7,8 @@ from sklearn.base import clone
 from sklearn.kernel_approximation import RBFSampler
 
 from coulomb._support.errors import ParameterError
-from coulomb.estimators import _fourier
-from coulomb.estimators._columns import (
+from coulomb.estimators import base
+from coulomb.estimators.base import (
     describe_columns,
     encode_target,
     scale_gamma,
@@ -38,7 +38,7 @@ def test_features_are_the_formula(X):
 def test_blocks_do_not_change_the_features(X, convert, monkeypatch):
     sampler = fitted(X)
     whole = sampler.transform(convert(X))
-    monkeypatch.setattr(_fourier, "_BLOCK_ENTRIES", 7 * 32)
+    monkeypatch.setattr(base, "_BLOCK_ENTRIES", 7 * 32)
     np.testing.assert_allclose(sampler.transform(convert(X)), whole, atol=1e-14)
 
 

@@ -8,7 +8,14 @@ from sklearn.linear_model import RidgeClassifierCV
 
 from coulomb import CoulombSampler
 from coulomb._support.errors import ParameterError
-from coulomb.estimators._pursuit import COUNTS, Moments, Waves, choose_count, pursue
+from coulomb.estimators.selection import (
+    COUNTS,
+    Features,
+    Moments,
+    Rows,
+    choose_count,
+    pursue,
+)
 
 
 def problem(n=60, pool=12, labels=2, seed=0):
@@ -88,21 +95,23 @@ def test_a_weight_of_two_is_a_row_twice():
         torch.testing.assert_close(found, expected)
 
 
-def waves(count, dim, seed, scale=1.0):
+def drawn_features(count, dim, seed, scale=1.0):
     source = torch.Generator().manual_seed(seed)
     positions = scale * torch.randn(count, dim, generator=source, dtype=torch.float64)
-    return Waves(positions, 6.28 * torch.rand(count, generator=source).double())
+    return Features(positions, 6.28 * torch.rand(count, generator=source).double())
 
 
 def chosen_count(labels, x, pool):
     order = labels[:, 0].argsort()
-    drawn = waves(32, x.shape[1], seed=1, scale=0.01)  # nearly constant features
-    return choose_count(x, labels, ones(len(x)), order, drawn=drawn, pool=pool)
+    rows = Rows(x[order], labels[order], ones(len(x)))
+    # Nearly constant features.
+    drawn = drawn_features(32, x.shape[1], seed=1, scale=0.01)
+    return choose_count(rows, drawn=drawn, pool=pool)
 
 
 def test_labels_that_are_a_feature_are_found():
-    x, pool = problem(n=200, pool=4)[0], waves(50, 4, seed=2)
-    labels = pool.features(x)[:, 7:8]
+    x, pool = problem(n=200, pool=4)[0], drawn_features(50, 4, seed=2)
+    labels = pool.values(x)[:, 7:8]
     count, scores = chosen_count(labels - labels.mean(), x, pool)
     assert count in COUNTS
     assert dict(scores)[count] > 0.99 > dict(scores)[0]
@@ -110,7 +119,7 @@ def test_labels_that_are_a_feature_are_found():
 
 def test_noise_is_not_pursued():
     """A gain of 1.5 standard errors by chance has a probability of a few percent."""
-    pool, counts = waves(200, 4, seed=2), []
+    pool, counts = drawn_features(200, 4, seed=2), []
     for seed in range(20):
         x, labels = problem(n=120, pool=4, labels=1, seed=seed)
         counts.append(chosen_count(labels, x, pool)[0])

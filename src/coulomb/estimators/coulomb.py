@@ -1,38 +1,112 @@
 """`CoulombSampler`: random features that learn from labels."""
 
+import copy
 import warnings
-from typing import Any, Self
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.validation import (
-    _check_sample_weight,
-    check_is_fitted,
-    validate_data,
-)
+from sklearn.utils.validation import check_is_fitted, validate_data
 
+from coulomb._support.checks import check_count, check_real
+from coulomb._support.errors import ParameterError, unknown_name
+from coulomb._support.streams import make_generator
+from coulomb.domains import AbstractDomain, Ball, domains
+from coulomb.dynamics.initial import Component, SpectralMixture
 from coulomb.dynamics.stopping import StopReason
-from coulomb.estimators._columns import Target, label_columns, read_target
-from coulomb.estimators._controls import noise_only, norm_matched
-from coulomb.estimators._fourier import AbstractFourierSampler, draw_seed
-from coulomb.estimators._learning import (
+from coulomb.estimators.base import (
+    AbstractFourierSampler,
+    Target,
+    draw_seed,
+    label_columns,
+    read_target,
+)
+from coulomb.estimators.learning import (
+    FitData,
     Learned,
     LearningSettings,
-    Table,
-    fixed,
-    go_on,
+    continue_fit,
+    draw_random_features,
     learn,
 )
-from coulomb.estimators._memory import Memory, Rows
-from coulomb.estimators._pursuit import Waves
-from coulomb.estimators._settings import PAPER, check_auto_gamma, resolve_settings
+from coulomb.estimators.selection import DIVERGENCES, LAWS, Features
 from coulomb.features import Fourier, Particles, as_feature_map
+from coulomb.interactions import AbstractInteraction, interactions
 from coulomb.objectives import Sample
 
 # A dense copy of sparse rows holds this many numbers.
 _MOST_NUMBERS = 50_000_000
+# Rows that partial_fit remembers.
+_MOST_ROWS = 20_000
+_FULL_BATCH, _BATCH = 20_000, 4096
+_CHOICES = {
+    "resample": ("uniform", "gibbs"),
+    "stopping": ("settled", "held-out"),
+    "labels": ("centred", "balanced", "paper"),
+}
+# The constants of the paper's study of vectors, which do not win.
+_PAPER: dict[str, Any] = {
+    "n_particles": 300,
+    "gamma": 0.5,
+    "coordinates": "all",
+    "inverse_temperature": 100.0,
+    "n_candidates": None,
+    "max_iter": 2000,
+    "step_size": 30.0,
+    "interaction_strength": 0.5,
+    "domain": Ball(5.0),
+    "clip": 1.0,
+    "prior": False,
+    "batch_size": None,
+    "labels": "paper",
+    "resample": "gibbs",
+    "pursuit": 0,
+    "standardize": False,
+}
+
+
+class ScaledRows(NamedTuple):
+    """Standardised rows with their targets and weights."""
+
+    x: Any  # array or, before it is standardised, sparse
+    target: Target
+    weight: np.ndarray
+
+    def take(self, chosen: Any) -> "ScaledRows":
+        """Keep some of them."""
+        values, classes = self.target
+        target = Target(values[chosen], classes)
+        return ScaledRows(self.x[chosen], target, self.weight[chosen])
+
+
+class RowReservoir(NamedTuple):
+    """A uniform random sample of the rows seen so far: those with the smallest keys."""
+
+    rows: ScaledRows
+    keys: np.ndarray
+    seen: int  # rows so far, kept or not
+
+    @classmethod
+    def of(
+        cls, chunk: ScaledRows, seed: int, before: "RowReservoir | None" = None
+    ) -> "RowReservoir":
+        """Add a chunk to what was kept before."""
+        seen = before.seen if before else 0
+        keys = np.random.default_rng([seed, seen]).random(len(chunk.x))
+        seen += len(keys)
+        if before:
+            values = np.concatenate([before.rows.target.values, chunk.target.values])
+            chunk = ScaledRows(
+                np.concatenate([before.rows.x, chunk.x]),
+                chunk.target._replace(values=values),
+                np.concatenate([before.rows.weight, chunk.weight]),
+            )
+            keys = np.concatenate([before.keys, keys])
+        keep = np.sort(np.argsort(keys, kind="stable")[:_MOST_ROWS])
+        return cls(chunk.take(keep), keys[keep], seen)
 
 
 class CoulombSampler(AbstractFourierSampler):
@@ -150,6 +224,8 @@ class CoulombSampler(AbstractFourierSampler):
     'all steps were made'
     """
 
+    _gammas = ("auto", "scale")
+
     def __init__(
         self,
         n_components: int = 100,
@@ -221,7 +297,7 @@ class CoulombSampler(AbstractFourierSampler):
             0.5, a ball of radius 5, clipping at 1, raw labels, no prior, Gibbs choice,
             no pursuit.
         """
-        return cls(n_components, **(PAPER | changes))
+        return cls(n_components, **(_PAPER | changes))
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn the particles from the labels.
@@ -242,9 +318,9 @@ class CoulombSampler(AbstractFourierSampler):
         """
         with self._all_or_nothing():
             settings = resolve_settings(self, draw_seed(self.random_state))
-            rows, y, weight = self._fit_input(X, y, sample_weight, supervised=True)
+            rows, y, weight = self._fit_input(X, y, sample_weight)
             target = read_target(y, target=self.target)
-            self._memory: Memory | None = None
+            self._reservoir: RowReservoir | None = None
             self._learned: Learned | None = None
             self._learn(self._dense(rows, weight, target), settings)
             self._learned = None  # needed by partial_fit alone
@@ -276,23 +352,22 @@ class CoulombSampler(AbstractFourierSampler):
             The estimator.
         """
         with self._all_or_nothing():
-            if getattr(self, "_memory", None) is None:
-                settings = resolve_settings(self, draw_seed(self.random_state))
-                rows, y, weight = self._fit_input(X, y, sample_weight, supervised=True)
-                self._seed, self._memory, self._learned = settings.seed, None, None
+            before = getattr(self, "_reservoir", None)
+            if before is None:
+                self._seed = draw_seed(self.random_state)
+                settings = resolve_settings(self, self._seed)
+                rows, y, weight = self._fit_input(X, y, sample_weight)
+                self._learned = None
                 known = read_target(y, target=self.target, classes=classes)
                 self._classes = known.classes
             else:
                 settings = resolve_settings(self, self._seed)
-                rows, y, weight = self._check_chunk(X, y, sample_weight)
+                rows, y, weight = self._check_rows(X, y, sample_weight, reset=False)
             kind = "number" if self._classes is None else "classes"
             target = read_target(y, target=kind, classes=self._classes)
             chunk = self._dense(rows, weight, target)
-            if self._memory is None:
-                self._memory = Memory.begin(chunk, self._seed)
-            else:
-                self._memory = self._memory.add(chunk, self._seed)
-            self._learn(self._memory.rows, settings)
+            self._reservoir = RowReservoir.of(chunk, self._seed, before)
+            self._learn(self._reservoir.rows, settings)
         return self
 
     def control(self, random_state: Any = None) -> Self:
@@ -314,7 +389,16 @@ class CoulombSampler(AbstractFourierSampler):
             A fitted copy.
         """
         check_is_fitted(self)
-        twin: Self = norm_matched(self, draw_seed(random_state))
+        generator = make_generator(draw_seed(random_state))
+        weights = self.random_weights_[self._varying].T
+        drawn = torch.randn(weights.shape, generator=generator, dtype=torch.float64)
+        order = torch.rand(weights.shape, generator=generator).argsort(dim=1).numpy()
+        drawn = drawn.numpy() * (order < (weights != 0).sum(axis=1, keepdims=True))
+        size = np.linalg.norm(drawn, axis=1, keepdims=True)
+        norm = np.linalg.norm(weights, axis=1, keepdims=True)
+        twin = copy.deepcopy(self)
+        twin.random_weights_ = twin._embed((drawn / np.where(size, size, 1) * norm).T)
+        twin.particles_ = twin.random_weights_.T.copy()
         return twin
 
     def noise_control(self, random_state: Any = None) -> Self:
@@ -345,7 +429,37 @@ class CoulombSampler(AbstractFourierSampler):
         (60, 8)
         """
         check_is_fitted(self)
-        twin: Self = noise_only(self, draw_seed(random_state))
+        twin, seed = copy.deepcopy(self), draw_seed(random_state)
+        dim = int(self._varying.sum())
+        if dim == 0:
+            return twin
+        settings = resolve_settings(self, seed)
+        kept = self.random_offset_.shape[0]
+        if self.law_ not in settings.laws or settings.n_components != kept:
+            raise ParameterError(
+                "`gamma`, `coordinates` and `n_components` must be those of the fit, "
+                f"which gave {kept} features of the law {self.law_!r}; fit again."
+            )
+        settings = replace(
+            settings,
+            laws={self.law_: settings.laws[self.law_]},
+            inverse_temperature=self.inverse_temperature_,
+            max_iter=self.n_iter_,
+            pursuit=0,
+            # Where V = 0 there is nothing to watch, and no rows to choose from.
+            tol=0.0,
+            stopping="settled",
+            batch_size=None,
+            progress=False,
+        )
+        # Without labels two rows serve as well as all.
+        x = torch.zeros(2, dim, dtype=torch.float64)
+        blind = Sample(x, torch.zeros(2, 1, dtype=torch.float64))
+        found = learn(FitData(blind, torch.arange(2), 2), settings)
+        positions = found.run.particles.positions.double().numpy()
+        twin.particles_ = twin._embed(positions.T).T
+        twin.random_weights_ = twin._embed(positions[found.chosen.numpy()].T)
+        twin.n_pursued_ = 0
         return twin
 
     def _features(self, X: Any) -> np.ndarray:
@@ -368,38 +482,36 @@ class CoulombSampler(AbstractFourierSampler):
         feature_map = as_feature_map(self.feature_map)
         return feature_map.n_features(int(self.random_offset_.shape[0]))
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.required = True
-        return tags
-
-    def _learn(self, rows: Rows, settings: LearningSettings) -> None:
-        x, target, weight = rows
+    def _learn(self, rows: ScaledRows, settings: LearningSettings) -> None:
+        x, target, _ = rows
         if self._waits_for_classes(target):
-            self._keep_fixed(x.shape[1], settings)
+            self._keep_random(x.shape[1], settings)
             return
-        sample = self._sample(x, target, weight)
+        sample = self._sample(rows)
         if settings.max_iter == 0 or x.shape[1] == 0:
-            self._keep_fixed(x.shape[1], settings)
+            self._keep_random(x.shape[1], settings)
             return
         order = torch.from_numpy(np.argsort(target.values, kind="stable"))
-        table = Table(sample, order, _count_distinct(x))
+        # Repeated rows and integer weights are the same: only different rows count.
+        distinct = len(x) if len(x) > 1000 else len(np.unique(x, axis=0))
+        data = FitData(sample, order, distinct)
         if self._learned is None:
-            self._learned = learn(table, settings)
+            self._learned = learn(data, settings)
         else:
-            self._learned = go_on(table, self._learned, settings)
+            self._learned = continue_fit(data, self._learned, settings)
         self._keep_learned(self._learned)
 
     def _waits_for_classes(self, target: Target) -> bool:
         """Whether chunks have shown one class so far, and more were announced."""
         return (
-            self._memory is not None
+            self._reservoir is not None
             and target.classes is not None
             and len(target.classes) > 1
             and np.unique(target.values).size < 2
         )
 
-    def _sample(self, x: np.ndarray, target: Target, weight: np.ndarray) -> Sample:
+    def _sample(self, rows: ScaledRows) -> Sample:
+        x, target, weight = rows
         kinds = {"centred": target.kind, "balanced": "balanced", "paper": "one-hot"}
         kind = kinds[self.labels]
         if target.classes is None:
@@ -429,9 +541,9 @@ class CoulombSampler(AbstractFourierSampler):
             {"law": t.law, "divergence": t.divergence, "score": t.score}
             for t in learned.trials
         ]
-        waves, self.n_pursued_, scores = learned.pursuit
+        features, self.n_pursued_, scores = learned.pursuit
         self.selection_ += [{"pursued": k, "score": score} for k, score in scores]
-        self._store_waves(waves)
+        self._store(features)
         if self.tol > 0 and reason is StopReason.MAX_STEPS:
             warnings.warn(
                 f"CoulombSampler made all {self.max_iter} steps before `tol` = "
@@ -440,54 +552,28 @@ class CoulombSampler(AbstractFourierSampler):
                 stacklevel=4,
             )
 
-    def _keep_fixed(self, dim: int, settings: LearningSettings) -> None:
-        waves, self.law_ = fixed(dim, settings)
-        self.particles_ = self._embed(waves.positions.numpy().T).T
+    def _keep_random(self, dim: int, settings: LearningSettings) -> None:
+        features, self.law_ = draw_random_features(dim, settings)
+        self.particles_ = self._embed(features.positions.numpy().T).T
         self.n_pursued_ = 0
         self.n_iter_, self.history_, self.selection_ = 0, _columns_of([]), []
         self.stop_reason_ = StopReason.MAX_STEPS.value
         self.divergence_, self.inverse_temperature_ = 0.0, 0.0
         self.effective_sample_size_ = float(settings.n_components)
-        self._store_waves(waves)
+        self._store(features)
 
-    def _store_waves(self, waves: Waves) -> None:
-        self._store_features(waves.positions.numpy().T, waves.phases.numpy())
+    def _store(self, features: Features) -> None:
+        self._store_features(features.positions.numpy().T, features.phases.numpy())
 
-    def _dense(self, rows: Any, weight: np.ndarray, target: Target) -> Rows:
+    def _dense(self, X: Any, weight: np.ndarray, target: Target) -> ScaledRows:
         """Standardise the columns that vary; of huge sparse data, of some rows."""
-        if sparse.issparse(rows):
-            most = max(256, _MOST_NUMBERS // max(1, rows.shape[1]))
-            step = -(-rows.shape[0] // most)
-            rows, weight = rows[::step].toarray(), weight[::step]
-            target = target._replace(values=target.values[::step])
-        scaled = self._scaled(rows)[:, self._varying]
-        return Rows(np.ascontiguousarray(scaled), target, weight)
-
-    def _check_chunk(
-        self, X: Any, y: Any, sample_weight: Any
-    ) -> tuple[Any, Any, np.ndarray]:
-        X, y = validate_data(
-            self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False
-        )
-        weight = _check_sample_weight(
-            sample_weight, X, dtype=np.float64, ensure_non_negative=True
-        )
-        return X, y, weight
-
-    def _resolve_gamma(self, X: Any, weight: np.ndarray) -> float:
-        if self.gamma == "auto":
-            return 1.0 / max(1, int(self._varying.sum()))
-        return super()._resolve_gamma(X, weight)
-
-    def _check_gamma(self) -> None:
-        check_auto_gamma(self.gamma)
-
-
-def _count_distinct(x: np.ndarray) -> int:
-    """Count different rows, so that repeated rows and integer weights are the same."""
-    if len(x) > 1000:
-        return len(x)
-    return len(np.unique(x, axis=0))
+        rows = ScaledRows(X, target, weight)
+        if sparse.issparse(X):
+            most = max(256, _MOST_NUMBERS // max(1, X.shape[1]))
+            rows = rows.take(slice(None, None, -(-X.shape[0] // most)))
+            rows = rows._replace(x=rows.x.toarray())
+        scaled = self._scaled(rows.x)[:, self._varying]
+        return rows._replace(x=np.ascontiguousarray(scaled))
 
 
 def _columns_of(history: list[dict[str, Any]]) -> dict[str, np.ndarray]:
@@ -496,3 +582,140 @@ def _columns_of(history: list[dict[str, Any]]) -> dict[str, np.ndarray]:
         name: np.array([record.get(name, np.nan) for record in history])
         for name in names
     }
+
+
+def resolve_settings(sampler: Any, seed: int) -> LearningSettings:
+    """Check every parameter of a sampler and resolve every name."""
+    sampler._check_gamma()
+    for name, known in _CHOICES.items():
+        if getattr(sampler, name) not in known:
+            raise unknown_name(name, getattr(sampler, name), known)
+    n_particles = _count_particles(sampler)
+    beta = _number_or_auto(
+        "inverse_temperature", sampler.inverse_temperature, infinite=True
+    )
+    strength = sampler.interaction_strength
+    return LearningSettings(
+        n_components=sampler.n_components,
+        n_particles=n_particles,
+        laws=_open_laws(sampler.gamma, sampler.coordinates),
+        inverse_temperature=beta,
+        divergences=DIVERGENCES,
+        n_candidates=_count_candidates(sampler, n_particles, beta),
+        max_iter=check_count("max_iter", sampler.max_iter, at_least=0),
+        tol=check_real("tol", sampler.tol, at_least=0),
+        step_size=_number_or_auto("step_size", sampler.step_size),
+        interaction=_build(
+            "interaction", sampler.interaction, AbstractInteraction, interactions
+        ),
+        strength=check_real("interaction_strength", strength, at_least=0),
+        domain=_build("domain", sampler.domain, AbstractDomain, domains),
+        clip=check_real("clip", sampler.clip, above=0, infinite=True),
+        prior=bool(sampler.prior),
+        feature_map=as_feature_map(sampler.feature_map),
+        batch_size=_resolve_batch(sampler.batch_size),
+        full_batch_up_to=_FULL_BATCH if sampler.batch_size == "auto" else 0,
+        distinct_pairs=sampler.labels == "paper",
+        resample=sampler.resample,
+        pursuit=_count_pursued(sampler, beta),
+        stopping=sampler.stopping,
+        seed=seed,
+        progress=bool(sampler.verbose),
+    )
+
+
+def _count_particles(sampler: Any) -> int:
+    n_components = check_count("n_components", sampler.n_components)
+    if sampler.n_particles is None:
+        return n_components
+    n_particles = check_count("n_particles", sampler.n_particles)
+    if n_particles < n_components:
+        raise ParameterError(
+            f"`n_components` must be at most `n_particles` = {n_particles}; got "
+            f"{n_components}. Raise `n_particles` or leave it None."
+        )
+    return n_particles
+
+
+def _count_candidates(sampler: Any, n_particles: int, beta: float | None) -> int | None:
+    if sampler.n_candidates is not None:
+        return max(check_count("n_candidates", sampler.n_candidates), n_particles)
+    if beta is None and sampler.max_iter != 0:
+        raise ParameterError(
+            "`inverse_temperature` must be a number when `n_candidates` is None; got "
+            "'auto'. Give one of the two a number."
+        )
+    return None
+
+
+def _count_pursued(sampler: Any, beta: float | None) -> int | None:
+    """Give how many features are pursued, None if held-out folds shall decide."""
+    fourier = isinstance(as_feature_map(sampler.feature_map), Fourier)
+    if isinstance(sampler.pursuit, str):
+        if sampler.pursuit != "auto":
+            raise unknown_name("pursuit", sampler.pursuit, ["auto"])
+        # Who gives a temperature wants particles of that temperature.
+        return None if fourier and beta is None else 0
+    count = check_count("pursuit", sampler.pursuit, at_least=0)
+    if count > sampler.n_components:
+        raise ParameterError(
+            f"`pursuit` must be at most `n_components` = {sampler.n_components}; got "
+            f"{count}. Lower it, or use 'auto'."
+        )
+    if count and not fourier:
+        raise ParameterError(
+            f"`pursuit` must be 0 with the feature map {sampler.feature_map!r}; got "
+            f"{count}. Only Fourier features are pursued."
+        )
+    return count
+
+
+def _number_or_auto(name: str, value: Any, *, infinite: bool = False) -> float | None:
+    if not isinstance(value, str):
+        return check_real(name, value, above=0, infinite=infinite)
+    if value != "auto":
+        raise unknown_name(name, value, ["auto"])
+    return None
+
+
+def _resolve_batch(batch_size: Any) -> int | None:
+    if batch_size is None:
+        return None
+    if batch_size == "auto":
+        return _BATCH
+    if isinstance(batch_size, str):
+        raise unknown_name("batch_size", batch_size, ["auto"])
+    return check_count("batch_size", batch_size, at_least=2)
+
+
+def _open_laws(gamma: Any, coordinates: Any) -> dict[str, SpectralMixture]:
+    """List the starting laws that the parameters leave open, the default first."""
+    if isinstance(coordinates, str) and coordinates not in ("auto", "all"):
+        raise unknown_name("coordinates", coordinates, ["auto", "all"])
+    if gamma == "auto" and coordinates == "auto":
+        return LAWS
+    count = 0
+    if not isinstance(coordinates, str):
+        count = check_count("coordinates", coordinates)
+    if gamma == "auto":
+        return {
+            f"{coordinates} coordinates, {m:g} times scale": SpectralMixture(
+                (Component(count, m),)
+            )
+            for m in (1.0, 0.5, 2.0, 4.0)
+        }
+    counts = (0, 1, 2, 3) if coordinates == "auto" else (count,)
+    width, absolute = (1.0, False) if gamma == "scale" else (float(gamma), True)
+    return {
+        f"{k or 'all'} coordinates": SpectralMixture((Component(k, width, absolute),))
+        for k in counts
+    }
+
+
+def _build(name: str, value: Any, kind: type, registry: Any) -> Any:
+    if isinstance(value, kind):
+        return value
+    if isinstance(value, str):
+        return registry.build(value)
+    word = kind.__name__.removeprefix("Abstract").lower()
+    raise ParameterError(f"`{name}` must be a name or a {word}; got {value!r}.")

@@ -10,8 +10,11 @@ from coulomb._support.errors import ParameterError, unknown_name
 from coulomb._support.streams import make_generator
 from coulomb.dynamics.initial import Gaussian
 from coulomb.dynamics.resampling import resamplers
-from coulomb.estimators._columns import encode_target
-from coulomb.estimators._fourier import AbstractFourierSampler, draw_seed
+from coulomb.estimators.base import (
+    AbstractFourierSampler,
+    draw_seed,
+    encode_target,
+)
 
 _SELECTIONS = (*resamplers, "top")
 _MAX_BISECTIONS = 200
@@ -131,7 +134,7 @@ class ImportanceSampler(AbstractFourierSampler):
         """
         with self._all_or_nothing():
             self._check_settings()
-            X, y, weight = self._fit_input(X, y, sample_weight, supervised=True)
+            X, y, weight = self._fit_input(X, y, sample_weight)
             labels = encode_target(y, weight, target=self.target)
             generator = make_generator(draw_seed(self.random_state))
             weights, offset = self._draw_features(
@@ -145,11 +148,6 @@ class ImportanceSampler(AbstractFourierSampler):
             chosen, mass = self._select(generator)
             self.selected_ = chosen
             return self._store_features(weights[:, chosen], offset[chosen], mass=mass)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.required = True
-        return tags
 
     def _check_settings(self) -> None:
         check_count("n_candidates", self.n_candidates)

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from coulomb._support.checks import check_real
 from coulomb._support.errors import ParameterError, ParameterTypeError, unknown_name
-from coulomb.estimators._columns import describe_columns, encode_target
+from coulomb.estimators.base import describe_columns, encode_target
 
 # Entries of one block of all the kernels together: 32 megabytes.
 _BLOCK_ENTRIES = 2**22

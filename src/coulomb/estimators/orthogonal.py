@@ -4,7 +4,7 @@ from typing import Any, Self
 
 from coulomb._support.streams import make_generator
 from coulomb.dynamics.initial import Orthogonal
-from coulomb.estimators._fourier import AbstractFourierSampler, draw_seed
+from coulomb.estimators.base import AbstractFourierSampler, draw_seed
 
 
 class OrthogonalSampler(AbstractFourierSampler):
@@ -52,6 +52,8 @@ class OrthogonalSampler(AbstractFourierSampler):
     True
     """
 
+    _supervised = False
+
     def __init__(
         self,
         n_components: int = 100,
@@ -83,7 +85,7 @@ class OrthogonalSampler(AbstractFourierSampler):
             The estimator.
         """
         with self._all_or_nothing():
-            self._fit_input(X, sample_weight=sample_weight, supervised=False)
+            self._fit_input(X, None, sample_weight)
             generator = make_generator(draw_seed(self.random_state))
             law = Orthogonal(2.0 * self.gamma_)
             return self._store_features(

@@ -1,0 +1,565 @@
+"""What the estimators share: columns and targets, random Fourier features, saving."""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+import torch
+from scipy import sparse
+from sklearn.base import (
+    BaseEstimator,
+    ClassNamePrefixFeaturesOutMixin,
+    TransformerMixin,
+)
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_is_fitted,
+    validate_data,
+)
+from torch import Tensor
+
+from coulomb._support.archive import read_archive, write_archive
+from coulomb._support.checks import check_count, check_real
+from coulomb._support.errors import FileFormatError, ParameterError, unknown_name
+from coulomb.domains import AbstractDomain, Ball, Box, Space, Sphere
+from coulomb.dynamics.initial import AbstractLaw, draw_phases
+from coulomb.features import AbstractFeatureMap, feature_maps
+from coulomb.interactions import AbstractInteraction, Riesz
+from coulomb.objectives import label_matrix
+
+# Entries of one block of features: two megabytes stay in a core's cache.
+_BLOCK_ENTRIES = 2**18
+# Above this, the difference of two values may leave the range of float64.
+_LARGEST_VALUE = 1e300
+# Below this, squares stay in range.
+_SQUARABLE = 1e150
+_TARGETS = ("auto", "classes", "number")
+_FORMAT = "coulomb-estimator-1"
+# Settings that are objects; nothing else in a file becomes one.
+_KINDS: list[type] = [Ball, Box, Space, Sphere, Riesz]
+_KINDS += [type(feature_maps.build(name)) for name in feature_maps]
+_CLASSES = {kind.__name__: kind for kind in _KINDS}
+
+
+class AbstractFourierSampler(
+    ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
+):
+    """Random Fourier features `sqrt(2 w_k) cos(omega_k . z + b_k)` of scaled inputs.
+
+    `z = (x - mean_) / scale_`. A final class calls `_fit_input`, which checks the data
+    and learns the columns, then `_store_features` with frequencies for the columns
+    that vary; a constant column carries no frequency, whatever it holds later.
+
+    Attributes
+    ----------
+    random_weights_
+        Frequencies omega of the scaled inputs, shape `(n_features_in_, n_features)`.
+    random_offset_
+        Phases b, shape `(n_features,)`.
+    feature_scale_
+        Amplitudes, shape `(n_features,)`: `sqrt(2 / n_features)` for equal weights.
+    mean_, scale_
+        Location and scale of each column; zeros and ones without standardisation.
+    gamma_
+        The bandwidth on the scaled inputs, `exp(-gamma |z - z'|^2)`.
+    """
+
+    n_components: int
+    gamma: str | float
+    standardize: bool
+    _supervised: ClassVar[bool] = True
+    _gammas: ClassVar[tuple[str, ...]] = ("scale",)
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Map rows to features.
+
+        Parameters
+        ----------
+        X
+            Dense or sparse data, shape `(n, n_features_in_)`. A sparse matrix stays
+            sparse.
+
+        Returns
+        -------
+        ndarray
+            Features, shape `(n, n_features)`, in the precision of `X`.
+        """
+        return self._features(X)
+
+    def _features(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        X = validate_data(
+            self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False
+        )
+        features = np.empty((X.shape[0], self._n_features_out), dtype=X.dtype)
+        amplitudes = self.feature_scale_.astype(X.dtype)
+        blocks = self._cosines(X, self.random_weights_, self.random_offset_)
+        for rows, cosines in blocks:
+            np.multiply(cosines, amplitudes, out=features[rows])
+        return features
+
+    def kernel(self, X: Any, Z: Any = None) -> np.ndarray:
+        """Evaluate the kernel of the features, `K(x, z) = phi(x) . phi(z)`.
+
+        Parameters
+        ----------
+        X
+            Rows, shape `(n, n_features_in_)`.
+        Z
+            Columns, shape `(m, n_features_in_)`; None means `X`.
+
+        Returns
+        -------
+        ndarray
+            The Gram matrix, shape `(n, m)`.
+        """
+        left = self._features(X)
+        right = left if Z is None else self._features(Z)
+        return left @ right.T
+
+    def save(self, path: str | Path) -> None:
+        """Write settings and features to one safetensors file, whole or not at all.
+
+        Training data are not kept, so `partial_fit` begins anew after `load`.
+
+        Parameters
+        ----------
+        path
+            The file to make or replace.
+        """
+        check_is_fitted(self)
+        arrays: dict[str, np.ndarray] = {}
+        learned: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if name == "_varying" or (name.endswith("_") and not name.startswith("_")):
+                _store(name, value, arrays, learned)
+        settings = self.get_params(deep=False).items()
+        facts = {
+            "format": _FORMAT,
+            "class": type(self).__name__,
+            "settings": {name: _encode(name, value) for name, value in settings},
+            "learned": learned,
+        }
+        write_archive(path, arrays, facts)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` wrote. Nothing in the file is run.
+
+        Parameters
+        ----------
+        path
+            The file.
+
+        Returns
+        -------
+        AbstractFourierSampler
+            Ready to transform.
+        """
+        arrays, facts = read_archive(
+            path, complaint="is not a saved estimator", form=_FORMAT, framework="np"
+        )
+        if facts.get("class") != cls.__name__:
+            raise FileFormatError(
+                f"{path} holds a {facts.get('class')!r}, not a {cls.__name__!r}; load "
+                "it with that class."
+            )
+        try:
+            settings = facts["settings"].items()
+            estimator = cls(**{name: _decode(value) for name, value in settings})
+            _restore(estimator, facts["learned"], arrays)
+            _check_shapes(arrays)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise FileFormatError(f"{path} is damaged: {error}.") from error
+        return estimator
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self.random_offset_.shape[0])
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        tags.target_tags.required = self._supervised
+        return tags
+
+    def _fit_input(
+        self, X: Any, y: Any, sample_weight: Any
+    ) -> tuple[Any, Any, np.ndarray]:
+        """Check settings and data, learn the columns; return the rows that count."""
+        check_count("n_components", self.n_components)
+        self._check_gamma()
+        least = {"ensure_min_samples": 2} if self._supervised else {}
+        X, y, weight = self._check_rows(X, y, sample_weight, **least)
+        X, y, weight = drop_weightless(X, y, weight)
+        columns = describe_columns(X, weight, standardize=self.standardize)
+        self.mean_, self.scale_, self._varying = columns
+        self.gamma_ = self._resolve_gamma(X, weight)
+        return X, y, weight
+
+    def _check_rows(
+        self, X: Any, y: Any, sample_weight: Any, **options: Any
+    ) -> tuple[Any, Any, np.ndarray]:
+        """Check data and weights; without supervision labels are not looked at."""
+        options |= {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
+        if self._supervised:
+            X, y = validate_data(self, X, y, **options)
+        else:
+            X, y = validate_data(self, X, **options), None
+        weight = _check_sample_weight(
+            sample_weight, X, dtype=np.float64, ensure_non_negative=True
+        )
+        return X, y, weight
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Leave the estimator as it was if fitting fails."""
+        before = dict(self.__dict__)
+        try:
+            yield
+        except BaseException:
+            self.__dict__ = before
+            raise
+
+    def _check_gamma(self) -> None:
+        if not isinstance(self.gamma, str):
+            check_real("gamma", self.gamma, above=0)
+        elif self.gamma not in self._gammas:
+            raise unknown_name("gamma", self.gamma, self._gammas)
+
+    def _resolve_gamma(self, X: Any, weight: np.ndarray) -> float:
+        if not isinstance(self.gamma, str):
+            return float(self.gamma)
+        if self.standardize or self.gamma == "auto":
+            return 1.0 / max(1, int(self._varying.sum()))
+        return scale_gamma(X, weight)
+
+    def _draw_features(
+        self, law: AbstractLaw, count: int, generator: torch.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Draw frequencies `(n_varying, count)` and phases."""
+        dim = int(self._varying.sum())
+        if dim == 0:
+            return np.empty((0, count)), np.zeros(count)
+        weights = law.draw(count, dim, generator=generator)
+        return weights.T.numpy(), draw_phases(count, generator=generator).numpy()
+
+    def _store_features(
+        self, weights: np.ndarray, offset: np.ndarray, *, mass: Any = None
+    ) -> Self:
+        """Keep frequencies `(n_varying, D)`, phases and, if unequal, their masses."""
+        self.random_weights_ = self._embed(weights)
+        self.random_offset_ = offset
+        equal = np.full(offset.shape, 1.0 / max(1, offset.shape[0]))
+        self.feature_scale_ = np.sqrt(2.0 * (equal if mass is None else mass))
+        return self
+
+    def _embed(self, weights: np.ndarray) -> np.ndarray:
+        """Give constant columns the frequency zero."""
+        full = np.zeros((self._varying.shape[0], weights.shape[1]))
+        full[self._varying] = weights
+        return full
+
+    def _cosines(
+        self, X: Any, weights: np.ndarray, offset: np.ndarray
+    ) -> Iterator[tuple[slice, np.ndarray]]:
+        """Yield `cos(z . omega + b)` for blocks of rows, in the precision of X."""
+        rows = max(1, _BLOCK_ENTRIES // max(1, offset.shape[0], X.shape[1]))
+        if sparse.issparse(X):
+            # Subtracting the mean would fill the matrix, so it moves to the phase.
+            weights = weights / self.scale_[:, None]
+            offset = offset - self.mean_ @ weights
+        else:
+            weights, offset = weights.astype(X.dtype), offset.astype(X.dtype)
+        for start in range(0, X.shape[0], rows):
+            block = slice(start, start + rows)
+            with np.errstate(over="ignore", invalid="ignore"):
+                phase = self._scaled(X[block]) @ weights
+                phase += offset
+            if not np.isfinite(phase).all():
+                row = start + int(np.argmin(np.isfinite(phase).all(axis=1)))
+                raise ParameterError(
+                    f"`X` holds values in row {row} too far from the training data "
+                    "to compute with; scale or clip them."
+                )
+            yield block, np.cos(phase, out=phase)
+
+    def _scaled(self, X: Any) -> Any:
+        if sparse.issparse(X):
+            return X
+        return ((X - self.mean_) / self.scale_).astype(X.dtype, copy=False)
+
+
+def draw_seed(random_state: Any) -> int:
+    """Turn scikit-learn's seed, generator or None into one number."""
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+class Columns(NamedTuple):
+    """Mean and population standard deviation of each column; which columns vary."""
+
+    mean: np.ndarray
+    scale: np.ndarray  # 1 where a column does not vary
+    varying: np.ndarray
+
+
+def drop_weightless(X: Any, y: Any, weight: np.ndarray) -> tuple[Any, Any, np.ndarray]:
+    """Leave out rows of weight zero, so that they are as if absent."""
+    keep = weight > 0
+    if not keep.any():
+        raise ParameterError("`sample_weight` must hold a positive weight; got none.")
+    if keep.all():
+        return X, y, weight
+    return X[keep], None if y is None else y[keep], weight[keep]
+
+
+def describe_columns(
+    X: Any, weight: np.ndarray, *, standardize: bool = True
+) -> Columns:
+    """Compute `mean_j = sum_i w_i x_ij / sum_i w_i` and the spread about it.
+
+    Sums are taken in float64 of columns divided by their largest value, so that no
+    square overflows. A column whose spread is below the rounding of its mean counts
+    as constant.
+
+    Examples
+    --------
+    >>> columns = describe_columns(np.array([[1.0, 7.0], [3.0, 7.0]]), np.ones(2))
+    >>> columns.mean.tolist(), columns.scale.tolist(), columns.varying.tolist()
+    ([2.0, 7.0], [1.0, 1.0], [True, False])
+    """
+    n_columns = X.shape[1]
+    if not standardize:
+        return Columns(
+            np.zeros(n_columns), np.ones(n_columns), np.ones(n_columns, dtype=bool)
+        )
+    largest = _largest(X)
+    if largest.max(initial=0.0) > _LARGEST_VALUE:
+        raise ParameterError(
+            f"Column {int(largest.argmax())} of `X` holds values up to "
+            f"{largest.max():.3g}, too large to standardise; divide it first."
+        )
+    share = weight / weight.sum()
+    mean, variance = _moments(X, share, np.where(largest > 0, largest, 1.0))
+    mean, scale = mean * largest, np.sqrt(variance) * largest
+    varying = scale > 10 * np.finfo(X.dtype).eps * np.abs(mean)
+    return Columns(mean, np.where(varying, scale, 1.0), varying)
+
+
+def scale_gamma(X: Any, weight: np.ndarray) -> float:
+    """Compute `1 / (p Var(X))` over all entries, as scikit-learn's "scale" does.
+
+    Examples
+    --------
+    >>> scale_gamma(np.array([[0.0, 2.0], [2.0, 0.0]]), np.ones(2))
+    0.5
+    """
+    largest = _largest(X)
+    unit = largest.max()
+    if unit == 0:
+        return 1.0
+    if not 1 / _SQUARABLE < unit < _SQUARABLE:
+        raise ParameterError(
+            f"Column {int(largest.argmax())} of `X` holds values up to {unit:.3g}, "
+            "whose variance is out of range; use `standardize=True` or rescale it."
+        )
+    mean, variance = _moments(X, weight / weight.sum(), np.full(X.shape[1], unit))
+    total = (variance + (mean - mean.mean()) ** 2).mean() * unit**2
+    return float(1.0 / (X.shape[1] * total)) if total > 0 else 1.0
+
+
+class Target(NamedTuple):
+    """Targets as numbers: class codes from 0, or the values themselves."""
+
+    values: np.ndarray
+    classes: np.ndarray | None  # None for numbers
+
+    @property
+    def kind(self) -> str:
+        """The default way to make label vectors of them."""
+        if self.classes is None:
+            return "regression"
+        return "centred-signs" if len(self.classes) == 2 else "centred"
+
+
+def read_target(y: Any, *, target: str = "auto", classes: Any = None) -> Target:
+    """Tell classes from numbers.
+
+    Examples
+    --------
+    >>> read_target(np.array(["a", "b", "b"])).values.tolist()
+    [0, 1, 1]
+    >>> read_target(np.array([0.5, 1.5])).kind
+    'regression'
+    """
+    if target not in _TARGETS:
+        raise unknown_name("target", target, _TARGETS)
+    y = np.asarray(y)
+    if target == "number" or (target == "auto" and _looks_measured(y)):
+        return Target(y.astype(np.float64), None)
+    found, codes = np.unique(y, return_inverse=True)
+    if classes is None:
+        return Target(codes, found)
+    known = np.unique(np.asarray(classes))
+    unknown = np.setdiff1d(found, known)
+    if unknown.size:
+        raise ParameterError(
+            f"`y` must hold only the classes of the first call; got {unknown[0]!r}. "
+            "Name all of them there: partial_fit(X, y, classes=...)."
+        )
+    return Target(np.searchsorted(known, y), known)
+
+
+def encode_target(y: Any, weight: np.ndarray, *, target: str = "auto") -> np.ndarray:
+    """Turn targets into centred columns whose Gram matrix is the ideal kernel.
+
+    Two classes give one column of signs, centred and of unit variance, and so do
+    numbers; more classes give one-hot columns less their means.
+
+    Examples
+    --------
+    >>> encode_target(np.array(["a", "b"]), np.ones(2)).ravel().tolist()
+    [-1.0, 1.0]
+    """
+    read = read_target(y, target=target)
+    return label_columns(read, weight).numpy()
+
+
+def label_columns(
+    target: Target, weight: np.ndarray, kind: str | None = None
+) -> Tensor:
+    """Make label vectors, refusing targets that do not vary."""
+    values = target.values
+    if target.classes is None:
+        # Divided by the largest, so that squares of huge numbers stay in range.
+        values = values / max(np.abs(values).max(initial=0.0), np.finfo(float).tiny)
+        if not describe_columns(values[:, None], weight).varying[0]:
+            raise _constant_target("one value")
+    elif np.unique(values).size < 2:
+        raise _constant_target("one class")
+    return label_matrix(
+        torch.as_tensor(values),
+        kind=kind or target.kind,
+        n_classes=0 if target.classes is None else len(target.classes),
+        weights=torch.as_tensor(weight / weight.sum()),
+    )
+
+
+def _constant_target(found: str) -> ParameterError:
+    return ParameterError(
+        f"`y` must vary: the labels are what features are chosen by; got {found}."
+    )
+
+
+def _looks_measured(y: np.ndarray) -> bool:
+    if y.dtype.kind not in "fiu":
+        return False
+    # Beyond 2**53 every float is whole, so size is the only sign of a measurement.
+    if y.dtype.kind == "f" and ((y != np.rint(y)) | (np.abs(y) > 2.0**53)).any():
+        return True
+    return np.unique(y).size > max(20, y.size / 10)
+
+
+def _largest(X: Any) -> np.ndarray:
+    magnitude = abs(X).max(axis=0)
+    if sparse.issparse(magnitude):
+        magnitude = magnitude.toarray().ravel()
+    return np.asarray(magnitude, dtype=np.float64)
+
+
+def _moments(
+    X: Any, share: np.ndarray, unit: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weighted mean and variance of the columns of `X / unit`."""
+    if not sparse.issparse(X):
+        values = X / unit
+        mean = share @ values
+        # Shares do not sum to one exactly; a second pass keeps constants constant.
+        mean += share @ (values - mean)
+        return mean, share @ (values - mean) ** 2
+    rows = np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
+    values, stored = X.data / unit[X.indices], share[rows]
+
+    def add_up(terms: np.ndarray) -> np.ndarray:
+        return np.bincount(X.indices, weights=terms, minlength=X.shape[1])
+
+    full = np.bincount(X.indices, minlength=X.shape[1]) == X.shape[0]
+    empty = np.where(full, 0.0, np.maximum(0.0, 1.0 - add_up(stored)))
+    mean = add_up(stored * values)
+    mean += add_up(stored * (values - mean[X.indices])) - empty * mean
+    spread = add_up(stored * (values - mean[X.indices]) ** 2)
+    return mean, spread + empty * mean**2
+
+
+def _store(
+    name: str, value: Any, arrays: dict[str, np.ndarray], learned: dict[str, Any]
+) -> None:
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+        arrays[name] = value
+    elif isinstance(value, np.ndarray):
+        learned[name] = {"names": value.tolist()}
+    elif isinstance(value, dict):
+        for key, column in value.items():
+            arrays[f"{name}.{key}"] = column
+        learned[name] = {"columns": list(value)}
+    else:
+        learned[name] = value
+
+
+def _restore(
+    estimator: Any, learned: dict[str, Any], arrays: dict[str, np.ndarray]
+) -> None:
+    for name, value in learned.items():
+        if not (name.endswith("_") and name.isidentifier()) or name.startswith("_"):
+            raise ValueError(f"{name!r} is not a learned attribute")
+        if isinstance(value, dict) and "names" in value:
+            value = np.array(value["names"], dtype=object)
+        elif isinstance(value, dict) and "columns" in value:
+            value = {key: arrays[f"{name}.{key}"] for key in value["columns"]}
+        setattr(estimator, name, value)
+    for name, array in arrays.items():
+        if "." not in name and (name == "_varying" or name.endswith("_")):
+            setattr(estimator, name, array)
+
+
+def _check_shapes(arrays: dict[str, np.ndarray]) -> None:
+    weights, offset = arrays["random_weights_"], arrays["random_offset_"]
+    rows = weights.shape[:1]
+    expected = {"feature_scale_": offset.shape, "mean_": rows, "scale_": rows}
+    if weights.ndim != 2 or weights.shape[1:] != offset.shape:
+        raise ValueError(
+            f"random_weights_ has shape {weights.shape} beside {offset.shape[0]} phases"
+        )
+    for name, shape in expected.items():
+        if arrays[name].shape != shape:
+            raise ValueError(f"{name} has shape {arrays[name].shape}, not {shape}")
+
+
+def _encode(name: str, value: Any) -> Any:
+    if name == "random_state" and not isinstance(value, int | None):
+        return None  # a generator has moved on since; the features are in the file
+    kinds = AbstractDomain | AbstractInteraction | AbstractFeatureMap
+    if isinstance(value, kinds) and type(value).__name__ in _CLASSES:
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}  # type: ignore[arg-type]
+        return {"class": type(value).__name__, "fields": fields}
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, str | int | float | bool | tuple | list):
+        return value
+    raise ParameterError(
+        f"`{name}` must be a name, a number or an object of this library to be saved; "
+        f"got {value!r}. Use pickle for your own functions."
+    )
+
+
+def _decode(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if value.get("class") not in _CLASSES:
+        raise ValueError(f"unknown class {value.get('class')!r}")
+    return _CLASSES[value["class"]](**value["fields"])
