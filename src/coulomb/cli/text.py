@@ -15,49 +15,54 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coulomb._support.errors import FileFormatError, ParameterError, unknown_name
+from coulomb.cli.output import print_table
 from coulomb.text.settings import TextSettings
 
 if TYPE_CHECKING:
-    from coulomb.text.data import Corpus
+    from coulomb.text.data import Corpus, Split
     from coulomb.text.predictor import Predictor
 
 _RUNS = Path("runs")
-_AT_ONCE = 4096
+_AT_ONCE = 4096  # texts that are predicted together
 _FORMATS = ("csv", "jsonl")
 
 
+Run = Annotated[Path, typer.Argument(help="Folder of a finished run.")]
+Columns = Annotated[
+    list[str] | None, typer.Option(help="Column of texts, if not as in training.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")]
+
+
 def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb one flag per setting."""
+    """Give a verb one flag per setting; it receives those that were given."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    flags = [
+        inspect.Parameter(part.name, keyword, default=None, annotation=_flag(part))
+        for part in fields(TextSettings)
+    ]
     own = inspect.signature(verb)
-    flags = [_flag(part) for part in fields(TextSettings)]
-    kept = [p for p in own.parameters.values() if p.name != "settings"]
+    kept = [
+        part.replace(kind=keyword)
+        for part in own.parameters.values()
+        if part.name != "settings"
+    ]
 
     @wraps(verb)
     def called(**given: Any) -> None:
-        names = [flag.name for flag in flags]
-        changes = {n: given.pop(n) for n in names if n in given}
+        changes = {flag.name: given.pop(flag.name, None) for flag in flags}
         chosen = {name: value for name, value in changes.items() if value is not None}
         verb(**given, settings=chosen)
 
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in kept]
-    called.__signature__ = own.replace(parameters=[*parameters, *flags])  # type: ignore[attr-defined]
-    called.__annotations__ = {p.name: p.annotation for p in (*parameters, *flags)}
+    called.__signature__ = own.replace(parameters=[*kept, *flags])  # type: ignore[attr-defined]
+    called.__annotations__ = {part.name: part.annotation for part in (*kept, *flags)}
     return called
 
 
-def _flag(part: Any) -> inspect.Parameter:
-    option = typer.Option(
-        help=part.metadata["help"],
-        rich_help_panel=part.metadata["group"],
-        show_default=False,
-    )
-    annotation = Annotated[part.type | None, option]
-    return inspect.Parameter(
-        part.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=annotation,
-    )
+def _flag(part: Any) -> Any:
+    help_text, panel = part.metadata["help"], part.metadata["group"]
+    option = typer.Option(help=help_text, rich_help_panel=panel, show_default=False)
+    return Annotated[part.type | None, option]
 
 
 @with_settings
@@ -135,14 +140,19 @@ def train(
 
     `coulomb train --resume runs/reviews-1`
     """
-    from coulomb.text import resume_folder, train_in_folder
+    from coulomb.text import load_data, resume_folder, train_in_folder
     from coulomb.text.run_folder import new_folder
-    from coulomb.text.tasks import load_data
+    from coulomb.text.settings import preset as find_preset
+    from coulomb.text.settings import read_toml
     from coulomb.text.tokens import choose_vocabulary
 
-    _use_threads(threads)
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    flags = settings or {}
     if resume is not None:
-        others = (data, task, preset, config, out, *(settings or {}))
+        others = (data, task, preset, config, out, *flags)
         if any(value is not None for value in others):
             raise ParameterError(
                 "`--resume` takes data and settings from the run; drop the others."
@@ -150,11 +160,15 @@ def train(
         trained = resume_folder(resume, save_every=save_every, tensorboard=tensorboard)
         _print_end(resume, trained.metrics)
         return
-    chosen = _settings(preset, config, settings or {})
-    source = _source(data, text, label, validation, test, task, data_dir)
+    named, values = read_toml(config) if config is not None else (None, {})
+    changes = values | flags
+    chosen = find_preset(preset or named or "default", changes)
+    files = {"train": data, "validation": validation, "test": test}
+    source = _source(files, text, label, task, data_dir)
     source["validation_share"] = validation_share
     corpus = load_data(source)
-    chosen = _settings(preset, config, settings or {}, usual=_usual_preset(corpus))
+    if not (preset or named):
+        chosen = find_preset(_usual_preset(corpus), changes)
     source["name"] = corpus.name
     for note in corpus.notes:
         typer.echo(note, err=True)
@@ -178,61 +192,34 @@ def _usual_preset(corpus: "Corpus") -> str:
     return "default" if isinstance(corpus.split("train").texts[0], str) else "pairs"
 
 
-def _use_threads(threads: int | None) -> None:
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
-
-
-def _settings(
-    preset: str | None,
-    config: Path | None,
-    flags: dict[str, Any],
-    *,
-    usual: str = "default",
-) -> Any:
-    from coulomb.text.settings import preset as find_preset
-    from coulomb.text.settings import read_toml
-
-    named, values = read_toml(config) if config is not None else (None, {})
-    return find_preset(preset or named or usual, values | flags)
-
-
 def _source(
-    data: Path | None,
+    files: dict[str, Path | None],
     text: list[str] | None,
     label: str | None,
-    validation: Path | None,
-    test: Path | None,
     task: str | None,
     data_dir: Path | None,
 ) -> dict[str, Any]:
-    if (data is None) == (task is None):
+    """Say where the data is, as the configuration of a run does."""
+    if (files["train"] is None) == (task is None):
         raise ParameterError("Give a file or `--task`, one of them.")
     if task is not None:
-        if text or label or validation or test:
+        if text or label or any(files.values()):
             raise ParameterError(
                 "`--text`, `--label`, `--validation` and `--test` are for files; a "
                 "task has its own."
             )
         folder = None if data_dir is None else str(data_dir.resolve())
         return {"task": task, "data_dir": folder}
+    _need_columns(files["train"], text, label)
+    whole = {name: path and str(path.resolve()) for name, path in files.items()}
+    return {**whole, "text": text, "label": label}
+
+
+def _need_columns(file: Path | None, text: Sequence[str] | None, label: Any) -> None:
     if not text or label is None:
         raise ParameterError(
-            f"Name the columns of {data}: `--text COLUMN --label COLUMN`."
+            f"Name the columns of {file}: `--text COLUMN --label COLUMN`."
         )
-
-    def whole(path: Path | None) -> str | None:
-        return None if path is None else str(path.resolve())
-
-    return {
-        "train": whole(data),
-        "validation": whole(validation),
-        "test": whole(test),
-        "text": text,
-        "label": label,
-    }
 
 
 def _print_end(folder: Path, found: dict[str, Any]) -> None:
@@ -247,25 +234,22 @@ def _print_end(folder: Path, found: dict[str, Any]) -> None:
 
 
 def _print_metrics(metrics: dict[str, Any], split: str, rows: int) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{split}, {rows} texts")
-    table.add_column("metric")
-    table.add_column("value", justify="right")
+    flat: dict[str, Any] = {}
     for name, value in metrics.items():
-        if isinstance(value, dict):
-            for kind, number in value.items():
-                table.add_row(f"{name} {kind}", f"{number:.4f}")
-        elif isinstance(value, float):
-            table.add_row(name, f"{value:.4f}")
-        else:
-            table.add_row(name, "-" if value is None else str(value))
-    Console().print(table)
+        parts = value if isinstance(value, dict) else {"": value}
+        flat |= {f"{name} {kind}".strip(): number for kind, number in parts.items()}
+    cells = [(name, _shown(value)) for name, value in flat.items()]
+    print_table(f"{split}, {rows} texts", ("metric", "value"), cells)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return "-" if value is None else str(value)
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run: Run,
     data: Annotated[
         Path | None,
         typer.Argument(help="File with the run's columns; none: the run's own data."),
@@ -273,15 +257,11 @@ def evaluate(
     split: Annotated[
         str | None, typer.Option(help="Split of the run's own data.")
     ] = None,
-    text: Annotated[
-        list[str] | None, typer.Option(help="Column of texts, if not as in training.")
-    ] = None,
+    text: Columns = None,
     label: Annotated[
         str | None, typer.Option(help="Column of labels, if not as in training.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, not a table.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compute the metrics of a trained run.
 
@@ -295,13 +275,11 @@ def evaluate(
 
     `coulomb evaluate runs/reviews-1 new.csv --label sentiment`
     """
-    from coulomb.text import Predictor
-    from coulomb.text.tasks import load_data
+    from coulomb.text import Predictor, load_data
 
     predictor = Predictor.load(run)
-    config = predictor.config
     if data is None:
-        corpus = load_data(config.data)
+        corpus = load_data(predictor.config.data)
         name = split or corpus.reported_on
         part = corpus.split(name)
         if corpus.classes != predictor.classes:
@@ -319,42 +297,32 @@ def evaluate(
 
 
 def _labelled(
-    data: Path, predictor: Any, text: list[str] | None, label: str | None
-) -> Any:
+    data: Path, predictor: "Predictor", text: list[str] | None, label: str | None
+) -> "Split":
     from coulomb.text.data import numbered_split
-    from coulomb.text.files import read_columns
+    from coulomb.text.files import join_columns, read_columns
 
-    names = text or _text_columns(predictor.config)
-    column = label or _label_column(predictor.config)
-    if not names or column is None:
-        raise ParameterError(
-            f"Name the columns of {data}: `--text COLUMN --label COLUMN`."
-        )
-    columns = read_columns(data, [*names, column])
-    parts = [columns[name] for name in names]
-    texts = parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
-    return numbered_split(data.name, (texts, columns[column]), predictor.classes)
+    trained = _columns(predictor)
+    names, column = text or trained[0], label or trained[1]
+    _need_columns(data, names, column)
+    table = read_columns(data, [*names, column])
+    rows = join_columns(table, names), table[column]
+    return numbered_split(data.name, rows, predictor.classes)
 
 
-def _text_columns(config: Any) -> list[str]:
+def _columns(predictor: "Predictor") -> tuple[list[str], Any]:
+    """Give the columns of texts and of labels that a run was trained on."""
     from coulomb.text.tasks import TASKS
 
-    if config.data.get("task") in TASKS:
-        return list(TASKS[config.data["task"]].columns)
-    return list(config.data.get("text") or ())
-
-
-def _label_column(config: Any) -> str | None:
-    from coulomb.text.tasks import TASKS
-
-    if config.data.get("task") in TASKS:
-        return TASKS[config.data["task"]].label
-    column: str | None = config.data.get("label")
-    return column
+    data = predictor.config.data
+    if data.get("task") in TASKS:
+        task = TASKS[data["task"]]
+        return list(task.columns), task.label
+    return list(data.get("text") or ()), data.get("label")
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run: Run,
     texts: Annotated[
         list[str] | None,
         typer.Argument(help="Texts; none reads lines of standard input."),
@@ -363,9 +331,7 @@ def predict(
         Path | None,
         typer.Option(help="CSV, TSV, JSON-lines, Parquet, or .txt with a text a line."),
     ] = None,
-    text: Annotated[
-        list[str] | None, typer.Option(help="Column of texts, if not as in training.")
-    ] = None,
+    text: Columns = None,
     output: Annotated[str, typer.Option("--format", help="jsonl or csv.")] = "jsonl",
     out: Annotated[
         Path | None, typer.Option(help="File to write [default: standard output].")
@@ -389,7 +355,7 @@ def predict(
     if texts and file is not None:
         raise ParameterError("Give texts or `--file`, not both.")
     predictor = Predictor.load(run)
-    names = text or _text_columns(predictor.config)
+    names = text or _columns(predictor)[0]
     chunks = read_texts(texts, file, names, predictor.config.kind)
     write_predictions(predictor, chunks, output, out)
 
@@ -397,9 +363,7 @@ def predict(
 def runs(
     folder: Annotated[Path, typer.Argument(help="Folder that holds runs.")] = _RUNS,
     metric: Annotated[str, typer.Option(help="Metric to compare by.")] = "accuracy",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, not a table.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List what was trained, the best first.
 
@@ -409,52 +373,48 @@ def runs(
 
     `coulomb runs experiments --metric log_loss --json`
     """
-    from rich.console import Console
-    from rich.table import Table
-
     from coulomb.text import list_runs
     from coulomb.text.evaluate import LOWER_IS_BETTER
 
     rows = list_runs(folder)
-    lower = metric in LOWER_IS_BETTER
+    sign = 1 if metric in LOWER_IS_BETTER else -1
+
+    def value_of(row: dict[str, Any]) -> Any:
+        return row.get("metrics", {}).get(metric)
 
     def place(row: dict[str, Any]) -> tuple[bool, float]:
-        value = row.get("metrics", {}).get(metric)
-        return value is None, (value if lower else -value) if value is not None else 0.0
+        value = value_of(row)
+        return value is None, 0.0 if value is None else sign * value
 
     rows.sort(key=place)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    table = Table(title=str(folder))
-    for name in ("run", "data", "attention", "seed", "split"):
-        table.add_column(name)
-    table.add_column(metric, justify="right")
+    names = ("run", "data", "attention", "seed", "split")
+    cells = []
     for row in rows:
-        value = row.get("metrics", {}).get(metric)
+        value = value_of(row)
         state = "not finished" if row.get("finished") is False else "-"
         shown = row.get("problem") or (state if value is None else f"{value:.4f}")
-        cells = [str(row.get(n, "")) for n in ("data", "attention", "seed", "split")]
-        table.add_row(row["run"], *cells, shown)
-    Console(width=None if Console().is_terminal else 110).print(table)
+        cells.append([*(str(row.get(name, "")) for name in names), shown])
+    print_table(str(folder), (*names, metric), cells, words=len(names))
 
 
 def read_texts(
     given: Sequence[str] | None, file: Path | None, columns: Sequence[str], kind: str
 ) -> Iterator[list[Any]]:
     """Go through the texts to predict, in lists."""
-    from coulomb.text.files import read_columns
+    from coulomb.text.files import join_columns, read_columns
 
     if file is not None and file.suffix.lower() != ".txt":
         if not columns:
             raise ParameterError(f"Name the column of {file}: `--text COLUMN`.")
-        table = read_columns(file, columns)
-        parts = [table[name] for name in columns]
-        rows: Iterable[Any] = parts[0] if len(parts) == 1 else zip(*parts, strict=True)
-        yield from _in_lists(rows)
-        return
-    lines: Iterable[str] = given or _lines(file)
-    yield from _in_lists(_parsed(line, len(columns), kind) for line in lines)
+        rows: Iterable[Any] = join_columns(read_columns(file, columns), columns)
+    else:
+        rows = (_parsed(line, len(columns), kind) for line in given or _lines(file))
+    items = iter(rows)
+    while some := list(islice(items, _AT_ONCE)):
+        yield some
 
 
 def _lines(file: Path | None) -> Iterator[str]:
@@ -484,12 +444,6 @@ def _parsed(line: str, n_columns: int, kind: str) -> Any:
     return tuple(parts)
 
 
-def _in_lists(rows: Iterable[Any]) -> Iterator[list[Any]]:
-    items = iter(rows)
-    while some := list(islice(items, _AT_ONCE)):
-        yield some
-
-
 def write_predictions(
     predictor: "Predictor", chunks: Iterable[list[Any]], form: str, out: Path | None
 ) -> None:
@@ -515,32 +469,32 @@ def _lines_of(
     predictor: "Predictor", chunks: Iterable[list[Any]], form: str
 ) -> Iterator[str]:
     tagging = predictor.config.kind == "token"
-    classes = [str(label) for label in predictor.classes]
+    classes = [] if tagging else [str(label) for label in predictor.classes]
     if form == "csv":
-        extra = [] if tagging else [f"p_{label}" for label in classes]
-        yield _csv_line(["text", "prediction", *extra])
+        yield _csv_line(["text", "prediction", *(f"p_{label}" for label in classes)])
+    for text, best, row in _predictions(predictor, chunks, tagging):
+        if form == "csv":
+            shown = text if isinstance(text, str) else ("\t" if row else " ").join(text)
+            answer = " ".join(map(str, best)) if tagging else best
+            yield _csv_line([shown, answer, *(f"{p:.6f}" for p in row)])
+            continue
+        content = {"text": text, "prediction": best}
+        if not tagging:
+            content["probabilities"] = dict(zip(classes, row, strict=True))
+        yield json.dumps(content, ensure_ascii=False) + "\n"
+
+
+def _predictions(
+    predictor: "Predictor", chunks: Iterable[list[Any]], tagging: bool
+) -> Iterator[tuple[Any, Any, list[float]]]:
+    """Go through texts, their classes or tags, and the probabilities of classes."""
     for texts in chunks:
         if tagging:
             for words, tags in zip(texts, predictor.tag(texts), strict=True):
-                yield _row(form, list(words), tags, None, classes)
+                yield list(words), tags, []
             continue
-        probabilities = predictor.predict_proba(texts)
-        for text, row in zip(texts, probabilities.tolist(), strict=True):
-            best = predictor.classes[row.index(max(row))]
-            yield _row(form, text, best, row, classes)
-
-
-def _row(
-    form: str, text: Any, best: Any, row: list[float] | None, classes: list[str]
-) -> str:
-    if form == "jsonl":
-        content = {"text": text, "prediction": best}
-        if row is not None:
-            content["probabilities"] = dict(zip(classes, row, strict=True))
-        return json.dumps(content, ensure_ascii=False) + "\n"
-    shown = text if isinstance(text, str) else ("\t" if row else " ").join(text)
-    answer = " ".join(map(str, best)) if isinstance(best, list) else best
-    return _csv_line([shown, answer, *(f"{p:.6f}" for p in row or ())])
+        for text, row in zip(texts, predictor.predict_proba(texts), strict=True):
+            yield text, predictor.classes[row.argmax()], row.tolist()
 
 
 def _csv_line(cells: Sequence[Any]) -> str:

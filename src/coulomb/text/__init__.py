@@ -28,36 +28,20 @@ if TYPE_CHECKING:
     from coulomb.text.variants import PAPER_ROWS, VARIANTS
 
 _HOMES = {
-    "PAPER_ROWS": "text.variants",
-    "PRESETS": "text.settings",
-    "TASKS": "text.tasks",
-    "VARIANTS": "text.variants",
-    "Corpus": "text.data",
-    "PackedHeads": "attention.encoder.packed",
-    "Predictor": "text.predictor",
-    "Split": "text.data",
-    "TextClassifier": "text.classifier",
-    "TextSettings": "text.settings",
-    "TokenBatch": "attention.encoder.layout",
-    "Vocabulary": "text.tokens",
-    "bag_of_words_baseline": "text.baselines",
-    "build_corpus": "text.data",
-    "classification_metrics": "text.evaluate",
-    "diagnose_run": "text.diagnosing",
-    "entity_metrics": "text.evaluate",
-    "list_runs": "text.run_folder",
-    "load_data": "text.tasks",
-    "load_task": "text.tasks",
-    "packed_logits": "attention.encoder.packed",
-    "padded_logits": "attention.encoder.layout",
-    "preset": "text.settings",
-    "read_corpus": "text.data",
-    "read_vocabulary": "text.tokens",
-    "resume_folder": "text.training",
-    "train": "text.training",
-    "train_in_folder": "text.training",
-    "train_vocabulary": "text.tokens",
-    "word_metrics": "text.evaluate",
+    "attention.encoder.layout": ("TokenBatch", "padded_logits"),
+    "attention.encoder.packed": ("PackedHeads", "packed_logits"),
+    "text.baselines": ("bag_of_words_baseline",),
+    "text.classifier": ("TextClassifier",),
+    "text.data": ("Corpus", "Split", "build_corpus", "read_corpus"),
+    "text.diagnosing": ("diagnose_run",),
+    "text.evaluate": ("classification_metrics", "entity_metrics", "word_metrics"),
+    "text.predictor": ("Predictor",),
+    "text.run_folder": ("list_runs",),
+    "text.settings": ("PRESETS", "TextSettings", "preset"),
+    "text.tasks": ("TASKS", "load_data", "load_task"),
+    "text.tokens": ("Vocabulary", "read_vocabulary", "train_vocabulary"),
+    "text.training": ("resume_folder", "train", "train_in_folder"),
+    "text.variants": ("PAPER_ROWS", "VARIANTS"),
 }
 
 __all__ = [
@@ -95,8 +79,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"coulomb.{_HOMES[name]}"), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"coulomb.{home}"), name)
     raise AttributeError(f"module 'coulomb.text' has no attribute {name!r}")
 
 
