@@ -19,6 +19,7 @@ from torch.nn import functional
 from coulomb._support.checks import check_count
 from coulomb._support.errors import ParameterError
 from coulomb.attention import AbstractAttention, linear_attention
+from coulomb.attention.layers.base import options_of
 from coulomb.attention.ops.traceable import must_be_plain
 from coulomb.features import (
     AbstractFeatureMap,
@@ -398,20 +399,9 @@ class LinearisedAttention(AbstractAttention):
         feature_map: str = "softmaxfeat",
         exact_heads: Sequence[int] = (),
     ) -> None:
-        super().__init__(
-            attention.embed_dim,
-            attention.num_heads,
-            dropout=attention.dropout,
-            bias=attention.in_proj_bias is not None,
-            kdim=attention.kdim,
-            vdim=attention.vdim,
-            batch_first=attention.batch_first,
-            device=attention.out_proj.weight.device,
-            dtype=attention.out_proj.weight.dtype,
-        )
-        self.out_proj = attention.out_proj
-        for name, parameter in attention.named_parameters(recurse=False):
-            setattr(self, name, parameter)
+        size = attention.embed_dim, attention.num_heads
+        super().__init__(*size, **options_of(attention))
+        self.adopt(attention)
         self.coulomb = LinearisedHeads(
             self.num_heads,
             self.head_dim,

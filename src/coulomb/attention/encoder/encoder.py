@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from coulomb._support.checks import check_count, check_real
 from coulomb._support.errors import ParameterError, ParameterTypeError, unknown_name
-from coulomb.attention.layers.parameter_init import (
+from coulomb.attention.layers.base import (
     Seed,
     as_generator,
     empty_linear,

@@ -5,11 +5,14 @@ operations, or its fast twin, `packed_compiled.CompiledForm`. Only attention kno
 sequences begin and end; everything else works on tokens.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
@@ -25,11 +28,8 @@ from coulomb.attention.encoder.dropout import (
 )
 from coulomb.attention.encoder.encoder import EncoderLayer, KernelEncoder
 from coulomb.attention.encoder.layout import Layout, TokenBatch, make_layout
-from coulomb.attention.layers.base import AbstractAttention, in_mode
+from coulomb.attention.layers.base import AbstractAttention, PackedTokens, in_mode
 from coulomb.kernels import available
-
-if TYPE_CHECKING:
-    from coulomb.attention.encoder.packed_compiled import CompiledForm
 
 __all__ = ["PackedHeads", "feature_function", "packed_logits"]
 
@@ -200,13 +200,54 @@ def _logits(model: KernelEncoder, batch: TokenBatch) -> list[Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class TorchForm:
-    """The encoder on packed tokens with torch's own operations."""
+class AbstractForm(ABC):
+    """The encoder on one packed batch, in parts."""
 
     model: KernelEncoder
     token_ids: Tensor
     layout: Layout
     dropout_seed: int | None = None
+    compiled: ClassVar[bool] = False
+
+    @abstractmethod
+    def embed(self) -> Tensor:
+        """Look tokens up, `(tokens, width)`."""
+
+    @abstractmethod
+    def finish(self, number: int, x: Tensor, out: Tensor) -> Tensor:
+        """Do what a layer of the encoder does after attention."""
+
+    @abstractmethod
+    def weighted_sums(self, x: Tensor, weights: NDArray[np.float64]) -> Tensor:
+        """Sum the tokens of each sequence with weights."""
+
+    def attend(self, number: int, x: Tensor) -> Tensor:
+        """Attend inside every sequence, up to the output projection."""
+        layer = self.layer(number)
+        x, attention = layer.attention_input(x), layer.attention
+        if isinstance(attention, AbstractAttention):
+            about = self.layout, self.dropout(number), self.compiled
+            return attention.attend_packed(PackedTokens(x, *about))
+        padded, mask = self.layout.pad(x)
+        words = {"key_padding_mask": ~mask, "need_weights": False}
+        with in_mode(attention, train=self.dropout_seed is not None):
+            out: Tensor = attention(padded, padded, padded, **words)[0]
+        return self.layout.unpad(out)
+
+    def weights(self, number: int, x: Tensor) -> Tensor:
+        """Give attention weights, `(sequences, heads, longest, longest)`."""
+        layer = self.layer(number)
+        attention = layer.attention
+        assert isinstance(attention, AbstractAttention)
+        padded, mask = self.layout.pad(layer.attention_input(x))
+        q, k, _ = attention.project(padded, padded, padded)
+        return attention.weights(q, k, mask, causal=attention.causal)
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Average the states of each sequence with the weights of the encoder."""
+        if callable(self.model.settings.pooling):
+            return self.model.pool(*self.layout.pad(x))
+        return self.weighted_sums(x, self.layout.pooling_weights(self.model))
 
     def dropout(self, number: int) -> LayerDropout:
         """Give what a layer drops."""
@@ -218,8 +259,11 @@ class TorchForm:
         assert isinstance(layer, EncoderLayer)
         return layer
 
+
+class TorchForm(AbstractForm):
+    """The encoder on packed tokens with torch's own operations."""
+
     def embed(self) -> Tensor:
-        """Look tokens up, `(tokens, width)`."""
         model = self.model
         x = model.token_embedding(self.token_ids)
         if model.position_embedding is not None:
@@ -227,29 +271,7 @@ class TorchForm:
         x = model.embedding_norm(x)
         return self.dropout(0).drop(x, model.dropout.p, EMBEDDING)
 
-    def attend(self, number: int, x: Tensor) -> Tensor:
-        """Attend inside every sequence, up to the output projection."""
-        layer, layout, dropout = self.layer(number), self.layout, self.dropout(number)
-        x, attention = layer.attention_input(x), layer.attention
-        if isinstance(attention, AbstractAttention):
-            return attention.attend_packed(x, layout, dropout)
-        padded, mask = layout.pad(x)
-        words = {"key_padding_mask": ~mask, "need_weights": False}
-        with in_mode(attention, train=self.dropout_seed is not None):
-            out: Tensor = attention(padded, padded, padded, **words)[0]
-        return layout.unpad(out)
-
-    def weights(self, number: int, x: Tensor) -> Tensor:
-        """Give attention weights, `(sequences, heads, longest, longest)`."""
-        layer = self.layer(number)
-        attention = layer.attention
-        assert isinstance(attention, AbstractAttention)
-        padded, mask = self.layout.pad(layer.attention_input(x))
-        q, k, _ = attention.project(padded, padded, padded)
-        return attention.weights(q, k, mask, causal=attention.causal)
-
     def finish(self, number: int, x: Tensor, out: Tensor) -> Tensor:
-        """Do what a layer of the encoder does after attention."""
         layer, dropout = self.layer(number), self.dropout(number)
         rate = layer.dropout.p
         if isinstance(layer.attention, AbstractAttention):
@@ -261,27 +283,22 @@ class TorchForm:
         x = x + dropout.drop(layer.narrow(inner), rate, OUTER)
         return x if layer.pre_norm else layer.ffn_norm(x)
 
-    def pool(self, x: Tensor) -> Tensor:
-        """Average the states of each sequence with the weights of the encoder."""
-        model, layout = self.model, self.layout
-        if callable(model.settings.pooling):
-            return model.pool(*layout.pad(x))
-        weights = torch.from_numpy(layout.pooling_weights(model)).to(x)
-        return layout.sum(weights.unsqueeze(1) * x)
+    def weighted_sums(self, x: Tensor, weights: NDArray[np.float64]) -> Tensor:
+        return self.layout.sum(torch.from_numpy(weights).to(x).unsqueeze(1) * x)
 
 
 def packed_form(
     model: KernelEncoder, batch: TokenBatch, dropout_seed: int | None = None
-) -> "TorchForm | CompiledForm":
+) -> AbstractForm:
     """Check a batch, and give the encoder on it in the fastest form there is."""
     layout = make_layout(model, batch)
-    plain = TorchForm(model, batch.token_ids, layout, dropout_seed)
-    if not _can_be_compiled(plain):
-        return plain
+    form = TorchForm(model, batch.token_ids, layout, dropout_seed)
+    if not _can_be_compiled(form):
+        return form
     # Only here: it imports numba.
     from coulomb.attention.encoder.packed_compiled import CompiledForm
 
-    return CompiledForm(plain)
+    return CompiledForm(model, batch.token_ids, layout, dropout_seed)
 
 
 def _can_be_compiled(form: TorchForm) -> bool:

@@ -5,7 +5,6 @@ them is one compiled pass over the rows. `backward` computes only what is wanted
 gradients of gradients there are none.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,7 +28,7 @@ from coulomb.attention.encoder.encoder import (
 )
 from coulomb.attention.encoder.layout import Layout, TokenBatch
 from coulomb.attention.encoder.packed import (
-    TorchForm,
+    AbstractForm,
     packed_logits,
     spare_gradient,
 )
@@ -40,45 +39,24 @@ from coulomb.attention.layers.packed_cores import apply, run, weight_gradient
 from coulomb.kernels import encoder_rows as loops
 
 
-@dataclass(frozen=True, eq=False)
-class CompiledForm:
-    """The parts of `TorchForm` in compiled loops."""
+class CompiledForm(AbstractForm):
+    """The encoder on packed tokens in compiled loops: the fast twin of `TorchForm`."""
 
-    plain: TorchForm
-
-    @property
-    def layout(self) -> Layout:
-        """Where sequences are."""
-        return self.plain.layout
+    compiled = True
 
     def embed(self) -> Tensor:
-        """Look tokens up, `(tokens, width)`."""
-        plain, model = self.plain, self.plain.model
+        model = self.model
         places, norm = model.position_embedding, model.embedding_norm
         return apply(
             Embed,
             model.token_embedding.weight,
             None if places is None else places.weight,
-            *(*_affine(norm), plain.token_ids.contiguous(), self.layout, norm.eps),
-            plain.dropout(0).at(EMBEDDING, model.dropout.p),
+            *(*_affine(norm), self.token_ids.contiguous(), self.layout, norm.eps),
+            self.dropout(0).at(EMBEDDING, model.dropout.p),
         )
 
-    def attend(self, number: int, x: Tensor) -> Tensor:
-        """Attend inside every sequence, up to the output projection."""
-        layer = self.plain.layer(number)
-        attention = layer.attention
-        assert isinstance(attention, AbstractAttention)
-        about = layer.attention_input(x), self.layout, self.plain.dropout(number)
-        out = attention.attend_compiled(*about)
-        return attention.attend_packed(*about) if out is None else out
-
-    def weights(self, number: int, x: Tensor) -> Tensor:
-        """Give attention weights, `(sequences, heads, longest, longest)`."""
-        return self.plain.weights(number, x)
-
     def finish(self, number: int, x: Tensor, out: Tensor) -> Tensor:
-        """Do what a layer of the encoder does after attention."""
-        layer, dropout = self.plain.layer(number), self.plain.dropout(number)
+        layer, dropout = self.layer(number), self.dropout(number)
         branch, inner, outer = (
             dropout.at(place, layer.dropout.p) for place in (BRANCH, INNER, OUTER)
         )
@@ -99,13 +77,8 @@ class CompiledForm:
             *(*norm, layer.ffn_norm.eps, (inner, outer)),
         )
 
-    def pool(self, x: Tensor) -> Tensor:
-        """Average the states of each sequence with the weights of the encoder."""
-        model = self.plain.model
-        if callable(model.settings.pooling):
-            return self.plain.pool(x)
-        weights = self.layout.pooling_weights(model).astype(np.float32)
-        return apply(Pool, x, weights, self.layout.bounds)
+    def weighted_sums(self, x: Tensor, weights: NDArray[np.float64]) -> Tensor:
+        return apply(Pool, x, weights.astype(np.float32), self.layout.bounds)
 
 
 def _affine(norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:

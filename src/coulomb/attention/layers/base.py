@@ -1,21 +1,163 @@
-"""What every attention layer shares: torch's call signature."""
+"""What every attention layer shares: torch's call, masks, projections and their start.
 
+Parameters are drawn from a generator, never from hidden state.
+"""
+
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from coulomb._support.errors import ParameterError
+from coulomb._support.checks import check_count, check_real
+from coulomb._support.errors import ParameterError, ParameterTypeError, unknown_name
 from coulomb._support.registry import Registry
-from coulomb.attention.layers.masks import causal_from_mask, check_inputs, real_keys
-from coulomb.attention.layers.projections import Projections
+from coulomb._support.streams import make_generator
+from coulomb.attention.ops.traceable import must_be_plain
 
 if TYPE_CHECKING:
     from coulomb.attention.encoder.dropout import Dropout, LayerDropout
     from coulomb.attention.encoder.layout import Layout
+
+QKV = ("learned", "shared")
+
+Seed = torch.Generator | int | None
+
+
+def as_generator(generator: Seed) -> torch.Generator:
+    """Turn a seed into a generator; None is torch's own, as in every torch module.
+
+    Examples
+    --------
+    >>> as_generator(0).initial_seed() == as_generator(0).initial_seed()
+    True
+    """
+    if generator is None:
+        return torch.default_generator
+    if isinstance(generator, torch.Generator):
+        return generator
+    return make_generator(check_count("generator", generator, at_least=0))
+
+
+def draw_uniform(
+    parameter: Tensor, bound: float, *, generator: torch.Generator
+) -> None:
+    """Fill a parameter with numbers from `[-bound, bound]`.
+
+    They are drawn in float32 on the CPU, so that a seed means the same numbers for
+    every precision and device.
+    """
+    drawn = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
+    with torch.no_grad():
+        parameter.copy_(drawn.uniform_(-bound, bound, generator=generator))
+
+
+def empty_linear(
+    n_in: int,
+    n_out: int,
+    *,
+    bias: bool = True,
+    device: torch.device | str,
+    dtype: torch.dtype | None = None,
+) -> nn.Linear:
+    """Make a linear layer without drawing it."""
+    linear = nn.Linear(n_in, n_out, bias=bias, device="meta", dtype=dtype)
+    return linear.to_empty(device=device)
+
+
+def reset_linear(linear: nn.Linear, *, generator: torch.Generator) -> None:
+    """Draw a linear layer as torch does, weights and biases within `1 / sqrt(n_in)`."""
+    bound = 1 / math.sqrt(linear.in_features)
+    draw_uniform(linear.weight, bound, generator=generator)
+    if linear.bias is not None:
+        draw_uniform(linear.bias, bound, generator=generator)
+
+
+def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Check the number of axes, and say whether there is one for a batch."""
+    dims = query.dim(), key.dim(), value.dim()
+    if dims not in ((2, 2, 2), (3, 3, 3)):
+        raise ParameterError(
+            "`query`, `key` and `value` must all have three axes, or two without a "
+            f"batch; got {dims[0]}, {dims[1]} and {dims[2]}."
+        )
+    return dims[0] == 3
+
+
+def real_keys(
+    key_padding_mask: Tensor | None, key: Tensor, *, batched: bool
+) -> Tensor | None:
+    """Turn torch's padding mask into ours, True = real token.
+
+    Examples
+    --------
+    >>> real_keys(torch.tensor([False, True]), torch.zeros(1, 2, 3), batched=False)
+    tensor([[ True, False]])
+    """
+    if key_padding_mask is None:
+        return None
+    shape = tuple(key.shape[:2] if batched else key.shape[1:2])
+    if tuple(key_padding_mask.shape) != shape:
+        raise ParameterError(
+            f"`key_padding_mask` must have shape {shape}; got "
+            f"{tuple(key_padding_mask.shape)}."
+        )
+    mask = key_padding_mask if batched else key_padding_mask.unsqueeze(0)
+    return ~_blocked("key_padding_mask", mask)
+
+
+def _blocked(name: str, mask: Tensor) -> Tensor:
+    if mask.dtype == torch.bool:
+        return mask
+    if not mask.is_floating_point():
+        raise ParameterTypeError(
+            f"`{name}` must be boolean (True = not seen) or floating-point (-inf = not "
+            f"seen); got {mask.dtype}."
+        )
+    blocked = mask <= torch.finfo(mask.dtype).min
+    if not must_be_plain(mask) and bool(mask.masked_fill(blocked, 0).any()):
+        raise ParameterError(
+            f"`{name}` must hold nothing but 0 and -inf; got other numbers, and a bias "
+            "of the attention cannot be added without its matrix."
+        )
+    return blocked
+
+
+def causal_from_mask(attn_mask: Tensor | None, n: int, m: int) -> bool:
+    """Say whether a mask is the causal one; refuse every other that hides something.
+
+    Examples
+    --------
+    >>> causal_from_mask(torch.ones(3, 3, dtype=torch.bool).triu(1), 3, 3)
+    True
+    """
+    if attn_mask is None:
+        return False
+    if must_be_plain(attn_mask):
+        raise ParameterError(
+            "`attn_mask` cannot be read while a model is compiled, exported or mapped; "
+            "pass is_causal=True, or construct the layer with causal=True."
+        )
+    if attn_mask.dim() not in (2, 3) or tuple(attn_mask.shape[-2:]) != (n, m):
+        raise ParameterError(
+            f"`attn_mask` must have shape ({n}, {m}), queries and keys, or "
+            f"(batch * heads, {n}, {m}); got {tuple(attn_mask.shape)}."
+        )
+    blocked = _blocked("attn_mask", attn_mask)
+    if not bool(blocked.any()):
+        return False
+    future = torch.ones(n, m, dtype=torch.bool, device=blocked.device).triu(1)
+    if n == m and torch.equal(blocked, future.expand_as(blocked)):
+        return True
+    raise ParameterError(
+        f"`attn_mask` must be None or the causal mask; got another of shape "
+        f"{tuple(attn_mask.shape)}, which linear attention cannot express. Hide keys "
+        "from all queries with `key_padding_mask`."
+    )
 
 
 @contextmanager
@@ -30,17 +172,61 @@ def in_mode(model: nn.Module, *, train: bool) -> Iterator[None]:
             module.training = mode
 
 
-class AbstractAttention(Projections, ABC):
+class LayerOptions(TypedDict, total=False):
+    """The options every layer takes, as in `AbstractAttention`."""
+
+    qkv: str
+    dropout: float
+    bias: bool
+    kdim: int | None
+    vdim: int | None
+    batch_first: bool
+    causal: bool
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+def options_of(layer: nn.MultiheadAttention) -> LayerOptions:
+    """Read the options that torch's layer was constructed with."""
+    return {
+        "dropout": layer.dropout,
+        "bias": layer.in_proj_bias is not None,
+        "kdim": layer.kdim,
+        "vdim": layer.vdim,
+        "batch_first": layer.batch_first,
+        "device": layer.out_proj.weight.device,
+        "dtype": layer.out_proj.weight.dtype,
+    }
+
+
+class PackedTokens(NamedTuple):
+    """States of sequences that follow one another, and how to attend inside them."""
+
+    states: Tensor  # (tokens, embed_dim)
+    layout: "Layout"
+    dropout: "LayerDropout"
+    compiled: bool  # whether loops for float32 on the CPU may be used
+
+
+class AbstractAttention(nn.Module, ABC):
     """A layer that is called like `torch.nn.MultiheadAttention`.
+
+    Parameters and their names are those of torch's layer: `in_proj_weight`,
+    `in_proj_bias`, `out_proj`, and `q_proj_weight`, `k_proj_weight`, `v_proj_weight`
+    where keys or values have another width. With `qkv="shared"` there are only
+    `v_proj_weight`, `v_proj_bias` and `out_proj`.
 
     Parameters
     ----------
-    embed_dim, num_heads, dropout, bias, kdim, vdim, batch_first, device, dtype
-        As in `torch.nn.MultiheadAttention`.
+    embed_dim, num_heads
+        Width, and the number of heads it is split into.
     qkv
-        `"learned"` projects queries, keys and values; `"shared"` only values.
+        `"learned"` projects queries, keys and values; `"shared"` only values, and the
+        heads of queries and keys are slices of the input.
     causal
         Whether every call is causal, whatever its `is_causal`.
+    dropout, bias, kdim, vdim, batch_first, device, dtype
+        As in `torch.nn.MultiheadAttention`.
     """
 
     # torch's encoder layers bypass `forward` in evaluation if this is True.
@@ -48,6 +234,171 @@ class AbstractAttention(Projections, ABC):
     bias_k = None
     bias_v = None
     add_zero_attn = False
+
+    in_proj_weight: nn.Parameter | None
+    in_proj_bias: nn.Parameter | None
+    q_proj_weight: nn.Parameter | None
+    k_proj_weight: nn.Parameter | None
+    v_proj_weight: nn.Parameter | None
+    v_proj_bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        qkv: str = "learned",
+        causal: bool = False,
+        dropout: float = 0.0,
+        bias: bool = True,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.embed_dim = check_count("embed_dim", embed_dim)
+        self.num_heads = check_count("num_heads", num_heads)
+        self.dropout = check_real("dropout", dropout, at_least=0, at_most=1)
+        self.kdim = check_count("kdim", embed_dim if kdim is None else kdim)
+        self.vdim = check_count("vdim", embed_dim if vdim is None else vdim)
+        self.batch_first = batch_first
+        self.causal = causal
+        self.qkv = qkv
+        if embed_dim % num_heads:
+            raise ParameterError(
+                f"`embed_dim` must be divisible by `num_heads`; got {embed_dim} and "
+                f"{num_heads}."
+            )
+        if qkv not in QKV:
+            raise unknown_name("qkv", qkv, QKV)
+        if qkv == "shared" and self.kdim != embed_dim:
+            raise ParameterError(
+                f"`kdim` must equal `embed_dim` with qkv='shared'; got {kdim} and "
+                f"{embed_dim}. Use qkv='learned' for keys of another width."
+            )
+        self.head_dim = embed_dim // num_heads
+        same = qkv == "learned" and self.kdim == self.vdim == embed_dim
+        separate = qkv == "learned" and not same
+        shapes = {
+            "in_proj_weight": (3 * embed_dim, embed_dim) if same else None,
+            "in_proj_bias": (3 * embed_dim,) if bias and qkv == "learned" else None,
+            "q_proj_weight": (embed_dim, embed_dim) if separate else None,
+            "k_proj_weight": (embed_dim, self.kdim) if separate else None,
+            "v_proj_weight": None if same else (embed_dim, self.vdim),
+            "v_proj_bias": (embed_dim,) if bias and qkv == "shared" else None,
+        }
+        place = torch.get_default_device() if device is None else device
+        self.out_proj: nn.Module = empty_linear(
+            embed_dim, embed_dim, bias=bias, device=place, dtype=dtype
+        )
+        for name, shape in shapes.items():
+            parameter = None if shape is None else nn.Parameter(self.new_empty(*shape))
+            self.register_parameter(name, parameter)
+
+    def adopt(self, layer: nn.MultiheadAttention) -> None:
+        """Take over the parameters of torch's layer: the very same, not copies.
+
+        Parameters
+        ----------
+        layer
+            A layer of the same shape, with queries, keys and values projected.
+        """
+        self.out_proj = layer.out_proj
+        for name, parameter in layer.named_parameters(recurse=False):
+            setattr(self, name, parameter)
+
+    def new_empty(self, *shape: int) -> Tensor:
+        """Make a tensor on the layer's device, in its precision.
+
+        Parameters
+        ----------
+        *shape
+            Its shape.
+
+        Returns
+        -------
+        Tensor
+            Not filled.
+        """
+        return next(self.out_proj.parameters()).new_empty(shape)
+
+    def reset_parameters(self, *, generator: Seed = None) -> None:
+        """Draw every parameter anew, the projections as torch does.
+
+        Parameters
+        ----------
+        generator
+            A generator on the CPU or a seed; None draws from torch's own.
+        """
+        source = as_generator(generator)
+        for name, parameter in self.named_parameters(recurse=False):
+            if name.endswith("_proj_weight"):
+                bound = math.sqrt(6 / sum(parameter.shape))
+                draw_uniform(parameter, bound, generator=source)
+            elif name.endswith("_proj_bias"):
+                nn.init.zeros_(parameter)
+        if isinstance(self.out_proj, nn.Linear):
+            reset_linear(self.out_proj, generator=source)
+            if self.out_proj.bias is not None:
+                nn.init.zeros_(self.out_proj.bias)
+
+    def project(
+        self, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Project inputs and split them into heads.
+
+        Parameters
+        ----------
+        query, key, value
+            Shapes `(batch, n, embed_dim)`, `(batch, m, kdim)`, `(batch, m, vdim)`.
+
+        Returns
+        -------
+        tuple
+            Queries, keys and values, `(batch, heads, length, head_dim)`.
+        """
+        linear = functional.linear
+        parts: Sequence[Tensor]
+        if self.qkv == "shared":
+            assert self.v_proj_weight is not None
+            parts = query, key, linear(value, self.v_proj_weight, self.v_proj_bias)
+        elif self.in_proj_weight is not None and query is key and key is value:
+            joint = linear(query, self.in_proj_weight, self.in_proj_bias)
+            parts = joint.chunk(3, dim=-1)
+        else:
+            inputs = query, key, value
+            parts = [linear(x, *wb) for x, wb in zip(inputs, self._maps(), strict=True)]
+        q, k, v = (
+            x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
+            for x in parts
+        )
+        return q, k, v
+
+    def _maps(self) -> list[tuple[Tensor, Tensor | None]]:
+        weights = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+        separate = [weight for weight in weights if weight is not None]
+        joint, bias = self.in_proj_weight, self.in_proj_bias
+        matrices = separate if joint is None else joint.chunk(3)
+        biases = [None] * 3 if bias is None else bias.chunk(3)
+        return list(zip(matrices, biases, strict=True))
+
+    def join(self, heads: Tensor) -> Tensor:
+        """Put heads side by side and apply the output projection.
+
+        Parameters
+        ----------
+        heads
+            Shape `(batch, heads, n, head_dim)`.
+
+        Returns
+        -------
+        Tensor
+            Shape `(batch, n, embed_dim)`.
+        """
+        joined: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
+        return joined
 
     @abstractmethod
     def attend(
@@ -89,22 +440,33 @@ class AbstractAttention(Projections, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # Packed forms are not inherited: what a user's class overrides is what runs.
-        for name in ("attend_packed", "attend_dropped", "attend_compiled"):
-            if name not in vars(cls):
-                setattr(cls, name, vars(AbstractAttention)[name])
+        # What a class defines anew is what runs on packed tokens, too.
+        if {"attend", "project"} & vars(cls).keys():
+            for name in ("attend_packed", "attend_dropped", "attend_compiled"):
+                if name not in vars(cls):
+                    setattr(cls, name, vars(AbstractAttention)[name])
 
-    def attend_packed(
-        self, x: Tensor, layout: "Layout", dropout: "LayerDropout"
-    ) -> Tensor:
+    def attend_packed(self, tokens: PackedTokens) -> Tensor:
         """Attend inside each of several sequences that follow one another.
 
-        From states to what the heads give, side by side, both `(tokens, embed_dim)`.
-        Here by padding them; a class may define a way without.
+        Parameters
+        ----------
+        tokens
+            The states, and where sequences are.
+
+        Returns
+        -------
+        Tensor
+            What the heads give, side by side, `(tokens, embed_dim)`.
         """
-        padded, key_mask = layout.pad(torch.stack(self.project_packed(x), dim=1))
-        q, k, v = padded.permute(2, 0, 3, 1, 4)  # (batch, heads, longest, head_dim)
+        states, layout, dropout, compiled = tokens
         dropped = dropout.of_heads(self.dropout)
+        if compiled and dropped is None:
+            out = self.attend_compiled(states, layout)
+            if out is not None:
+                return out
+        padded, key_mask = layout.pad(torch.stack(self.project_packed(states), dim=1))
+        q, k, v = padded.permute(2, 0, 3, 1, 4)  # (batch, heads, longest, head_dim)
         if dropped is not None:
             out = self.attend_dropped(q, k, v, key_mask, dropped)
         else:
@@ -115,24 +477,54 @@ class AbstractAttention(Projections, ABC):
     def attend_dropped(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor, dropout: "Dropout"
     ) -> Tensor:
-        """Attend with dropout; here with torch's, by its own generator."""
+        """Attend with dropout: here with torch's, which draws by its own generator.
+
+        Parameters
+        ----------
+        q, k, v, key_mask
+            As in `attend`.
+        dropout
+            What is dropped.
+
+        Returns
+        -------
+        Tensor
+            As that of `attend`.
+        """
         with in_mode(self, train=True):
             return self.attend(q, k, v, key_mask, causal=self.causal)
 
-    def attend_compiled(
-        self, x: Tensor, layout: "Layout", dropout: "LayerDropout"
-    ) -> Tensor | None:
-        """Do the same as `attend_packed` in compiled loops; None where there are none.
+    def attend_compiled(self, states: Tensor, layout: "Layout") -> Tensor | None:
+        """Attend in compiled loops, without dropout.
 
-        Called for float32 on the CPU, with numba there.
+        Parameters
+        ----------
+        states, layout
+            As in `attend_packed`.
+
+        Returns
+        -------
+        Tensor or None
+            As that of `attend_packed`; None where there is no such loop.
         """
         return None
 
     def project_packed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project packed states, `(tokens, heads, head_dim)` each."""
+        """Project packed states.
+
+        Parameters
+        ----------
+        x
+            Shape `(tokens, embed_dim)`.
+
+        Returns
+        -------
+        tuple
+            Queries, keys and values, `(tokens, heads, head_dim)`.
+        """
         rows = x.unsqueeze(0)
-        q, k, v = self.project(rows, rows, rows)
-        q, k, v = (part.squeeze(0).transpose(0, 1) for part in (q, k, v))
+        parts = self.project(rows, rows, rows)
+        q, k, v = (part.squeeze(0).transpose(0, 1) for part in parts)
         return q, k, v
 
     def forward(

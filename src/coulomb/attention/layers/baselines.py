@@ -10,17 +10,20 @@ from torch.nn import functional
 from coulomb._support.checks import check_count
 from coulomb._support.errors import ParameterError
 from coulomb._support.streams import make_generator
-from coulomb.attention.layers.base import AbstractAttention, attention_layers
-from coulomb.attention.layers.parameter_init import Seed, as_generator
-from coulomb.attention.layers.projections import LayerOptions
-from coulomb.attention.ops.api import kernel_attention, packed_attention
-from coulomb.attention.ops.reference import kernel_weights
+from coulomb.attention.layers.base import (
+    AbstractAttention,
+    LayerOptions,
+    Seed,
+    as_generator,
+    attention_layers,
+)
+from coulomb.attention.layers.kernel import AbstractFeatureAttention
 from coulomb.attention.ops.traceable import must_be_plain
 from coulomb.dynamics.initial import Orthogonal
-from coulomb.features import Favor, Particles
+from coulomb.features import AbstractFeatureMap, Favor, Particles
 
 if TYPE_CHECKING:
-    from coulomb.attention.encoder.dropout import Dropout, LayerDropout
+    from coulomb.attention.encoder.dropout import Dropout
     from coulomb.attention.encoder.layout import Layout
 
 __all__ = ["Linformer", "Performer", "SoftmaxAttention"]
@@ -79,13 +82,10 @@ class SoftmaxAttention(AbstractAttention):
     ) -> Tensor:
         return dropout.drop(self.weights(q, k, key_mask, causal=self.causal)) @ v
 
-    def attend_compiled(
-        self, x: Tensor, layout: "Layout", dropout: "LayerDropout"
-    ) -> Tensor | None:
-        from coulomb.attention.layers import packed_cores as cores
+    def attend_compiled(self, states: Tensor, layout: "Layout") -> Tensor | None:
+        from coulomb.attention.layers.packed_cores import attend_softmax
 
-        drops = dropout.of_heads(self.dropout) is not None
-        return None if drops else cores.attend_softmax(self, x, layout)
+        return attend_softmax(self, states, layout)
 
     def weights(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None, *, causal: bool
@@ -109,7 +109,7 @@ def _seen(q: Tensor, key_mask: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
 
 
 @attention_layers.add("performer")
-class Performer(AbstractAttention):
+class Performer(AbstractFeatureAttention):
     """FAVOR+: softmax attention estimated with orthogonal positive features.
 
     The features are drawn anew every `redraw_every` training steps and never in
@@ -223,49 +223,8 @@ class Performer(AbstractAttention):
         """
         self._seed, self._draws, self._steps = state.tolist()
 
-    def project(
-        self, query: Tensor, key: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = super().project(query, key, value)
-        scale = self.head_dim**-0.25
-        return scale * q, scale * k, v
-
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, causal: bool
-    ) -> Tensor:
-        if not must_be_plain(q):
-            self.count_pass()
-        particles = Particles(self.particles)
-        out = kernel_attention(q, k, v, particles, "favor", key_mask, causal=causal)
-        return functional.dropout(out, self.dropout, self.training)
-
-    def attend_packed(
-        self, x: Tensor, layout: "Layout", dropout: "LayerDropout"
-    ) -> Tensor:
-        self.count_pass()
-        particles, bounds = Particles(self.particles), layout.cu_seqlens
-        q, k, v = self.project_packed(x)
-        out = packed_attention(q, k, v, particles, "favor", bounds, causal=self.causal)
-        return dropout.drop(out.flatten(1), self.dropout)
-
-    def attend_compiled(
-        self, x: Tensor, layout: "Layout", dropout: "LayerDropout"
-    ) -> Tensor | None:
-        from coulomb.attention.layers import packed_cores as cores
-
-        if not cores.has_features(self, Favor(), layout):
-            return None
-        self.count_pass()
-        particles = Particles(self.particles)
-        out = cores.attend_features(self, x, particles, Favor(), layout)
-        return dropout.drop(out, self.dropout)
-
-    def weights(
-        self, q: Tensor, k: Tensor, key_mask: Tensor | None, *, causal: bool
-    ) -> Tensor:
-        particles = Particles(self.particles)
-        weights = kernel_weights(q, k, particles, "favor", key_mask, causal=causal)
-        return weights.to(q.dtype)
+    def kernel(self) -> tuple[Particles, AbstractFeatureMap]:
+        return Particles(self.particles), Favor()
 
 
 @attention_layers.add("linformer")
@@ -381,15 +340,13 @@ class Linformer(AbstractAttention):
         keys, values = self.mixtures(k, key_mask, causal=self.causal)
         return dropout.drop(self._shares(q, keys @ k)) @ (values @ v)
 
-    def attend_compiled(
-        self, x: Tensor, layout: "Layout", dropout: "LayerDropout"
-    ) -> Tensor | None:
-        from coulomb.attention.layers import packed_cores as cores
+    def attend_compiled(self, states: Tensor, layout: "Layout") -> Tensor | None:
+        from coulomb.attention.layers.packed_cores import attend_mixtures
 
-        if layout.longest > self.max_length or dropout.of_heads(self.dropout):
+        if layout.longest > self.max_length:
             return None
         mixtures = self.key_mixture, self.value_mixture
-        return cores.attend_mixtures(self, x, *mixtures, layout)
+        return attend_mixtures(self, states, *mixtures, layout)
 
     def _shares(self, q: Tensor, keys: Tensor) -> Tensor:
         logits = q @ keys.transpose(-1, -2) / math.sqrt(self.head_dim)

@@ -1,8 +1,9 @@
 """Linear attention with learnable kernels, called like torch's own layer."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +11,15 @@ from torch.nn import functional
 
 from coulomb._support.checks import check_count
 from coulomb._support.errors import ParameterError, ParameterTypeError
-from coulomb.attention.layers.base import AbstractAttention, attention_layers
-from coulomb.attention.layers.masks import real_keys
-from coulomb.attention.layers.parameter_init import Seed, as_generator
+from coulomb.attention.layers.base import (
+    AbstractAttention,
+    LayerOptions,
+    PackedTokens,
+    Seed,
+    as_generator,
+    attention_layers,
+    real_keys,
+)
 from coulomb.attention.ops.api import kernel_attention, packed_attention
 from coulomb.attention.ops.decoding import (
     AttentionState,
@@ -21,6 +28,7 @@ from coulomb.attention.ops.decoding import (
     prefill,
 )
 from coulomb.attention.ops.reference import kernel_weights
+from coulomb.attention.ops.traceable import must_be_plain
 from coulomb.dynamics.initial import (
     AbstractLaw,
     Orthogonal,
@@ -35,7 +43,6 @@ from coulomb.features import (
 )
 
 if TYPE_CHECKING:
-    from coulomb.attention.encoder.dropout import LayerDropout
     from coulomb.attention.encoder.layout import Layout
 
 __all__ = ["AbstractAttention", "KernelAttention", "attention_layers"]
@@ -61,8 +68,69 @@ def _as_law(
     )
 
 
+class AbstractFeatureAttention(AbstractAttention):
+    """Attention by features, `a_i = phi(q_i)' G / phi(q_i)' z`."""
+
+    tied = True
+
+    @abstractmethod
+    def kernel(self) -> tuple[Particles, AbstractFeatureMap]:
+        """Give the particles of the heads and the feature map.
+
+        Returns
+        -------
+        tuple
+            The layer's own tensors, not copies, and the map.
+        """
+
+    def count_pass(self) -> None:
+        """Count a forward pass in training; for layers that draw particles anew."""
+
+    def project(
+        self, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(query, key, value)
+        if self.kernel()[1].imitates_softmax:
+            scale = self.head_dim**-0.25
+            q, k = q * scale, k * scale
+        if not self.tied:
+            # Zeros where the other half of a particle is: the operations need not know.
+            q = functional.pad(q, (0, self.head_dim))
+            k = functional.pad(k, (self.head_dim, 0))
+        return q, k, v
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, causal: bool
+    ) -> Tensor:
+        if not must_be_plain(q):
+            self.count_pass()
+        out = kernel_attention(q, k, v, *self.kernel(), key_mask, causal=causal)
+        return functional.dropout(out, self.dropout, self.training)
+
+    def weights(
+        self, q: Tensor, k: Tensor, key_mask: Tensor | None, *, causal: bool
+    ) -> Tensor:
+        weights = kernel_weights(q, k, *self.kernel(), key_mask, causal=causal)
+        return weights.to(q.dtype)
+
+    def attend_packed(self, tokens: PackedTokens) -> Tensor:
+        self.count_pass()
+        states, layout, dropout, compiled = tokens
+        out = self.attend_compiled(states, layout) if compiled else None
+        if out is None:
+            operands = *self.project_packed(states), *self.kernel()
+            bounds = layout.cu_seqlens
+            out = packed_attention(*operands, bounds, causal=self.causal).flatten(1)
+        return dropout.drop(out, self.dropout)
+
+    def attend_compiled(self, states: Tensor, layout: "Layout") -> Tensor | None:
+        from coulomb.attention.layers.packed_cores import attend_features
+
+        return attend_features(self, states, *self.kernel(), layout)
+
+
 @attention_layers.add("kernel")
-class KernelAttention(AbstractAttention):
+class KernelAttention(AbstractFeatureAttention):
     """Multi-head linear attention, `a_i = phi(q_i)' G / phi(q_i)' z`.
 
     `G = sum_j phi(k_j) v_j'` and `z = sum_j phi(k_j)`, where every head has its own
@@ -133,32 +201,12 @@ class KernelAttention(AbstractAttention):
         | AbstractFeatureMap
         | Callable[[Tensor, Particles], Tensor] = "softmaxfeat",
         n_features: int = 256,
-        qkv: str = "learned",
         start: AbstractLaw | str | None = None,
         tied: bool = True,
-        causal: bool = False,
         generator: Seed = None,
-        dropout: float = 0.0,
-        bias: bool = True,
-        kdim: int | None = None,
-        vdim: int | None = None,
-        batch_first: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[LayerOptions],
     ) -> None:
-        super().__init__(
-            embed_dim,
-            num_heads,
-            qkv=qkv,
-            dropout=dropout,
-            bias=bias,
-            kdim=kdim,
-            vdim=vdim,
-            batch_first=batch_first,
-            causal=causal,
-            device=device,
-            dtype=dtype,
-        )
+        super().__init__(embed_dim, num_heads, **options)
         self.feature_map = as_feature_map(feature_map)
         if not self.feature_map.positive and not isinstance(
             self.feature_map, CustomMap
@@ -206,57 +254,8 @@ class KernelAttention(AbstractAttention):
         """
         return Particles(self.particles, self.phases)
 
-    def project(
-        self, query: Tensor, key: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = super().project(query, key, value)
-        if self.feature_map.imitates_softmax:
-            scale = self.head_dim**-0.25
-            q, k = q * scale, k * scale
-        if not self.tied:
-            # Zeros where the other half of a particle is: the operations need not know.
-            q = functional.pad(q, (0, self.head_dim))
-            k = functional.pad(k, (self.head_dim, 0))
-        return q, k, v
-
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, causal: bool
-    ) -> Tensor:
-        out = kernel_attention(
-            q, k, v, self.as_particles(), self.feature_map, key_mask, causal=causal
-        )
-        return functional.dropout(out, self.dropout, self.training)
-
-    def attend_packed(
-        self, x: Tensor, layout: "Layout", dropout: "LayerDropout"
-    ) -> Tensor:
-        out = packed_attention(
-            *self.project_packed(x),
-            self.as_particles(),
-            self.feature_map,
-            layout.cu_seqlens,
-            causal=self.causal,
-        )
-        return dropout.drop(out.flatten(1), self.dropout)
-
-    def attend_compiled(
-        self, x: Tensor, layout: "Layout", dropout: "LayerDropout"
-    ) -> Tensor | None:
-        from coulomb.attention.layers import packed_cores as cores
-
-        if not cores.has_features(self, self.feature_map, layout):
-            return None
-        out = cores.attend_features(
-            self, x, self.as_particles(), self.feature_map, layout
-        )
-        return dropout.drop(out, self.dropout)
-
-    def weights(
-        self, q: Tensor, k: Tensor, key_mask: Tensor | None, *, causal: bool
-    ) -> Tensor:
-        return kernel_weights(
-            q, k, self.as_particles(), self.feature_map, key_mask, causal=causal
-        ).to(q.dtype)
+    def kernel(self) -> tuple[Particles, AbstractFeatureMap]:
+        return self.as_particles(), self.feature_map
 
     def prefill(
         self, x: Tensor, key_padding_mask: Tensor | None = None

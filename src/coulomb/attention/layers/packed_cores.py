@@ -81,30 +81,21 @@ def _tracked(*tensors: Tensor | None) -> bool:
     )
 
 
-def has_features(
-    layer: AbstractAttention, feature_map: AbstractFeatureMap, layout: "Layout"
-) -> bool:
-    """Say whether `attend_features` can do what a layer does."""
-    return (
-        type(feature_map) in _KINDS
-        and (layer.qkv == "shared" or layer.in_proj_weight is not None)
-        and not layer.causal
-        and layout.effective_length <= _LONGEST
-    )
-
-
 def attend_features(
     layer: AbstractAttention,
     x: Tensor,
     particles: Particles,
     feature_map: AbstractFeatureMap,
     layout: "Layout",
-) -> Tensor:
-    """Attend by features inside packed sequences."""
+) -> Tensor | None:
+    """Attend by features inside packed sequences, or give None where loops cannot."""
+    numbers = map_numbers(feature_map, layer.head_dim)
     shared = layer.qkv == "shared"
     weight = layer.v_proj_weight if shared else layer.in_proj_weight
     bias = layer.v_proj_bias if shared else layer.in_proj_bias
-    numbers = map_numbers(feature_map, layer.head_dim)
+    long = layout.effective_length > _LONGEST
+    if numbers is None or weight is None or layer.causal or long:
+        return None
     keep = _tracked(x, weight, bias, particles.positions)
     return apply(KernelCore, x, weight, bias, *particles, numbers, layout, keep)
 
@@ -151,13 +142,22 @@ class MapNumbers(NamedTuple):
     floor: float
 
 
-def map_numbers(feature_map: AbstractFeatureMap, dim: int) -> MapNumbers:
-    """Translate a feature map."""
-    kind = _KINDS[type(feature_map)]
+def map_numbers(feature_map: AbstractFeatureMap, dim: int) -> MapNumbers | None:
+    """Translate a feature map; None for one that the loops do not know."""
+    kind = _KINDS.get(type(feature_map))
+    if kind is None:
+        return None
     if kind == maps.FAVOR:
         return MapNumbers(kind, dim**-0.25, 0.0)
     cold = 1 / getattr(feature_map, "temperature", 1.0)
     return MapNumbers(kind, cold, getattr(feature_map, "floor", 0.0))
+
+
+class _Side(NamedTuple):
+    """Columns of the states that meet particles: those of queries or of keys."""
+
+    column: int  # the first
+    positions: Tensor  # (heads, particles, head_dim)
 
 
 class _Features(NamedTuple):
@@ -170,108 +170,98 @@ class _Features(NamedTuple):
     weights: Tensor  # (heads * tokens,), of the keys
 
 
-def _sides(positions: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Give what meets queries and what meets keys: untied particles have two halves."""
-    if positions.shape[2] == dim:
-        return positions, positions
-    return positions[..., :dim], positions[..., dim:]
+def _sides(positions: Tensor, columns: tuple[int, int], dim: int) -> list[_Side]:
+    """Give the sides of queries and keys; one where they are the same."""
+    if positions.shape[2] > dim:  # untied particles have two halves
+        halves = positions[..., :dim], positions[..., dim:]
+        return [_Side(*side) for side in zip(columns, halves, strict=True)]
+    return [_Side(column, positions) for column in dict.fromkeys(columns)]
 
 
-def _project(x: Tensor, first: int, positions: Tensor) -> Tensor:
-    """Project the heads of x, from column `first` on, on their particles."""
-    heads, count, dim = positions.shape
+def _project(x: Tensor, side: _Side) -> Tensor:
+    """Project the heads of x on their particles."""
+    heads, count, dim = side.positions.shape
     out = x.new_empty(heads, len(x), count)
-    for head in range(heads):
-        part = x[:, first + head * dim : first + (head + 1) * dim]
-        torch.mm(part, positions[head].t(), out=out[head])
+    for head, positions in enumerate(side.positions):
+        first = side.column + head * dim
+        torch.mm(x[:, first : first + dim], positions.t(), out=out[head])
     return out.view(heads * len(x), count)
 
 
-def _half_squares(x: Tensor, first: int, positions: Tensor, scale: float) -> Tensor:
-    heads, _, dim = positions.shape
-    parts = x[:, first : first + heads * dim].view(-1, heads, dim)
+def _half_squares(x: Tensor, side: _Side, scale: float) -> Tensor:
+    heads, _, dim = side.positions.shape
+    parts = x[:, side.column : side.column + heads * dim].view(-1, heads, dim)
     return parts.square().sum(dim=-1).t().mul(scale**2 / 2).flatten()
 
 
 def _evaluate(
     x: Tensor,
-    columns: tuple[int, int],
-    sides: tuple[Tensor, Tensor],
+    sides: list[_Side],
     phases: Tensor | None,
     numbers: MapNumbers,
     layout: "Layout",
 ) -> _Features:
     """Evaluate features of the columns of x that hold queries and keys."""
-    asking, asked = sides
-    q = _project(x, columns[0], asking)
+    q = _project(x, sides[0])
     none, weights = q[:0], q.new_ones(len(q))
-    shared = columns[0] == columns[1] and asking is asked
+    shared = len(sides) == 1
     if numbers.kind == maps.FAVOR:
-        halves = _half_squares(x, columns[1], asked, numbers.cold)
+        halves = _half_squares(x, sides[-1], numbers.cold)
         about = numbers.cold, layout.bounds
         if shared:
             if run(maps.favor_shared_rows, *about, q, halves, weights) < _SAFE_RANGE:
                 return _Features(q, none, none, none, weights)
-            q, weights = _project(x, columns[0], asking), q.new_ones(len(q))
-        k = q.clone() if shared else _project(x, columns[1], asked)
+            q, weights = _project(x, sides[0]), q.new_ones(len(q))
+        k = q.clone() if shared else _project(x, sides[1])
         run(maps.favor_rows, *about, q, k, halves)
         return _Features(q, k, none, none, weights)
-    angles = q.new_zeros(len(asking), 1) if phases is None else phases
+    angles = q.new_zeros(len(sides[0].positions), 1) if phases is None else phases
+    found = [q] if shared else [q, _project(x, sides[1])]
     sloped = numbers.kind in _SLOPED
-    slopes_q = torch.empty_like(q) if sloped else none
-    run(maps.map_rows, numbers, angles, q, slopes_q, weights)
+    slopes = [torch.empty_like(each) if sloped else none for each in found]
+    for features, slope in zip(found, slopes, strict=True):
+        run(maps.map_rows, numbers, angles, features, slope, weights)
     if shared:
-        return _Features(q, none, slopes_q, none, weights)
-    k = _project(x, columns[1], asked)
-    slopes_k = torch.empty_like(k) if sloped else none
-    run(maps.map_rows, numbers, angles, k, slopes_k, weights)
-    return _Features(q, k, slopes_q, slopes_k, weights)
+        return _Features(q, none, slopes[0], none, weights)
+    return _Features(q, found[1], slopes[0], slopes[1], weights)
 
 
 def _pull(
     x: Tensor,
-    columns: tuple[int, int],
-    sides: tuple[Tensor, Tensor],
+    sides: list[_Side],
     numbers: MapNumbers,
     features: _Features,
     grads: tuple[Tensor, Tensor, Tensor],
     grad_x: Tensor | None,
-    wanted: bool,
-) -> Tensor | None:
-    """Add the gradient of queries and keys to `grad_x`; give that of the particles.
+    totals: list[_Side] | None,
+) -> None:
+    """Add the gradients of queries and keys to `grad_x`, of particles to `totals`.
 
     What nobody wants is not computed.
     """
     grad_q, grad_k, grad_keys = grads
-    heads, count, dim = sides[0].shape
-    none = torch.zeros_like(grad_keys)
-    tied, favor = sides[0] is sides[1], numbers.kind == maps.FAVOR
-    shared = columns[0] == columns[1] and tied
+    heads, count, dim = sides[0].positions.shape
+    none, favor = torch.zeros_like(grad_keys), numbers.kind == maps.FAVOR
     # Keys are weighted by one over the sum of their features, unless by exp(-h_j).
     extras = none if favor else grad_keys * features.weights
     first = none if len(grad_k) else extras
     run(maps.pull_rows, numbers, features.q, features.slopes_q, first, grad_q)
     if len(grad_k):
         run(maps.pull_rows, numbers, features.k, features.slopes_k, extras, grad_k)
-        if shared:
+        if len(sides) == 1:
             grad_q += grad_k
     if favor and grad_x is not None:
         # h_j = cold^2 |k_j|^2 / 2.
-        start, stop = columns[1], columns[1] + heads * dim
+        place = slice(sides[-1].column, sides[-1].column + heads * dim)
         sums = grad_keys.view(heads, -1).t().repeat_interleave(dim, dim=1)
-        grad_x[:, start:stop].addcmul_(x[:, start:stop], sums, value=numbers.cold**2)
-    totals = [torch.zeros_like(side) for side in (sides[:1] if tied else sides)]
-    pairs = [(columns[0], sides[0], totals[0], grad_q)]
-    if not shared:
-        pairs.append((columns[1], sides[1], totals[-1], grad_k))
-    for column, positions, total, grad in pairs:
+        grad_x[:, place].addcmul_(x[:, place], sums, value=numbers.cold**2)
+    for number, (side, grad) in enumerate(zip(sides, (grad_q, grad_k), strict=False)):
         for head, part in enumerate(grad.view(heads, -1, count)):
-            place = slice(column + head * dim, column + (head + 1) * dim)
+            place = slice(side.column + head * dim, side.column + (head + 1) * dim)
             if grad_x is not None:
-                grad_x[:, place].addmm_(part, positions[head])
-            if wanted:
-                total[head].addmm_(part.t(), x[:, place])
-    return torch.cat(totals, dim=2) if wanted else None
+                grad_x[:, place].addmm_(part, side.positions[head])
+            if totals is not None:
+                totals[number].positions[head].addmm_(part.t(), x[:, place])
 
 
 class KernelCore(torch.autograd.Function):
@@ -290,28 +280,22 @@ class KernelCore(torch.autograd.Function):
         keep: bool,
     ) -> Tensor:
         """Attend."""
-        width = x.shape[1]
-        joint = _linear(x, weight, bias)
+        width, heads = x.shape[1], len(positions)
+        joint = functional.linear(x, weight, bias)
         shared = len(weight) == width
         source, columns = (x, (0, 0)) if shared else (joint, (0, width))
-        heads = len(positions)
-        sides = _sides(positions, width // heads)
-        features = _evaluate(source, columns, sides, phases, numbers, layout)
-        size = heads * int(layout.offsets[-1]) if keep else 0
-        matrices = x.new_empty(size)
+        sides = _sides(positions, columns, width // heads)
+        features = _evaluate(source, sides, phases, numbers, layout)
+        matrices = x.new_empty(heads * int(layout.offsets[-1]) if keep else 0)
         inverses, out = torch.empty_like(features.weights), torch.empty_like(x)
-        run(
-            loops.attend_features,
-            (features.q, features.k),
-            (joint, 0 if shared else 2 * width),
-            (layout.bounds, heads * layout.offsets),
-            (matrices, features.weights, inverses),
-            out,
-        )
+        places = layout.bounds, heads * layout.offsets
+        kept = matrices, features.weights, inverses
+        values = joint, 0 if shared else 2 * width
+        run(loops.attend_features, features[:2], values, places, kept, out)
         if keep:
             tensors = x, weight, positions, joint, matrices, inverses, out
             ctx.save_for_backward(*tensors, *features)
-            ctx.numbers, ctx.layout = numbers, layout
+            ctx.about = columns, places, numbers
         return out
 
     @staticmethod
@@ -319,37 +303,36 @@ class KernelCore(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, positions, joint, matrices, inverses, out = ctx.saved_tensors[:7]
         features = _Features(*ctx.saved_tensors[7:])
-        layout, needs, width = ctx.layout, ctx.needs_input_grad, x.shape[1]
-        shared, heads = len(weight) == width, len(positions)
-        grad_q, grad_k = torch.empty_like(features.q), torch.empty_like(features.k)
-        grad_keys = torch.empty_like(features.weights)
-        grad_joint = torch.empty_like(joint)
-        run(
-            loops.attend_features_back,
-            (features.q, features.k),
-            (joint, 0 if shared else 2 * width),
-            (layout.bounds, heads * layout.offsets),
-            (matrices, features.weights, inverses),
-            out,
-            grad,
-            (grad_q, grad_k, grad_joint, grad_keys),
+        columns, places, numbers = ctx.about
+        needs, width, dim = (
+            ctx.needs_input_grad,
+            x.shape[1],
+            x.shape[1] // len(positions),
         )
-        sides = _sides(positions, width // heads)
-        parts = sides, ctx.numbers, features, (grad_q, grad_k, grad_keys)
+        shared = len(weight) == width
+        grad_q, grad_k, grad_keys, grad_joint = map(
+            torch.empty_like, (features.q, features.k, features.weights, joint)
+        )
+        kept = matrices, features.weights, inverses
+        values = joint, 0 if shared else 2 * width
+        grads = grad_q, grad_k, grad_joint, grad_keys
+        operands = features[:2], values, places, kept
+        run(loops.attend_features_back, *operands, out, grad, grads)
+        moved = torch.zeros_like(positions) if needs[3] else None
+        dim = width // len(positions)
+        totals = None if moved is None else _sides(moved, columns, dim)
+        parts = numbers, features, (grad_q, grad_k, grad_keys)
+        sides = _sides(positions, columns, dim)
         if shared:
             grad_x = grad_joint.mm(weight) if needs[0] else None
-            moved = _pull(x, (0, 0), *parts, grad_x, needs[3])
+            _pull(x, sides, *parts, grad_x, totals)
         else:
             grad_joint[:, : 2 * width] = 0
-            moved = _pull(joint, (0, width), *parts, grad_joint, needs[3])
+            _pull(joint, sides, *parts, grad_joint, totals)
             grad_x = grad_joint.mm(weight) if needs[0] else None
         grad_weight = weight_gradient(needs[1], grad_joint, x)
         grad_bias = grad_joint.sum(dim=0) if needs[2] else None
         return (grad_x, grad_weight, grad_bias, moved, None, None, None, None)
-
-
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return x.mm(weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
 
 
 class SoftmaxCore(torch.autograd.Function):

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from coulomb._support.errors import ParameterError, unknown_name
+from coulomb.attention.layers.base import Seed, as_generator, options_of
 from coulomb.attention.layers.kernel import KernelAttention
-from coulomb.attention.layers.parameter_init import Seed, as_generator
 from coulomb.attention.ops.traceable import must_be_plain
 
 __all__ = ["TransformersAttention", "replace_attention"]
@@ -125,23 +125,13 @@ def _from_torch(
             "`model` must have no MultiheadAttention with add_bias_kv or "
             "add_zero_attn; got one. Leave it out with `select`."
         )
-    layer = KernelAttention(
-        module.embed_dim,
-        module.num_heads,
-        bias=module.in_proj_bias is not None,
-        kdim=module.kdim,
-        vdim=module.vdim,
-        batch_first=module.batch_first,
-        generator=generator,
-        device=module.out_proj.weight.device,
-        dtype=module.out_proj.weight.dtype,
-        **{"dropout": module.dropout, **settings},
-    )
-    layer.out_proj = module.out_proj
+    size = module.embed_dim, module.num_heads
+    options: dict[str, Any] = {**options_of(module), **settings}
+    layer = KernelAttention(*size, generator=generator, **options)
     if layer.qkv == "learned":
-        for name, parameter in module.named_parameters(recurse=False):
-            setattr(layer, name, parameter)
+        layer.adopt(module)
         return layer
+    layer.out_proj = module.out_proj
     weight, bias = module.in_proj_weight, module.in_proj_bias
     value = module.v_proj_weight if weight is None else weight.chunk(3)[2]
     _copy(layer.v_proj_weight, value)
