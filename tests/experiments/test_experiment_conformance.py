@@ -9,7 +9,7 @@ from coulomb.experiments import Settings, experiments, load_records
 from coulomb.experiments.base import PRESETS
 from coulomb.experiments.records import FILE, job_key
 from coulomb.experiments.runner import run_experiment, run_job
-from coulomb.experiments.tables import experiment_tables
+from coulomb.experiments.summary import experiment_tables
 from coulomb.experiments.text import text_constants, text_settings
 from coulomb.report.sections.synthetic import budget_section
 from coulomb.text.settings import PRESETS as PRESETS_OF_TEXT

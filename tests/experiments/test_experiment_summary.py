@@ -7,16 +7,18 @@ from coulomb._support.errors import ParameterError
 from coulomb._support.stats import Difference, fit_power_law
 from coulomb.experiments import load_experiments
 from coulomb.experiments.records import Record, job_key
-from coulomb.experiments.sample import write_sample
+from coulomb.experiments.runner import write_sample
 from coulomb.experiments.summary import (
     by_trial,
     compare_controls,
+    experiment_tables,
     paired,
     power_laws,
     select,
     summarise,
+    table_text,
+    write_tables,
 )
-from coulomb.experiments.tables import experiment_tables, table_text, write_tables
 
 
 def made(trial, accuracy, *, noise=1.0, method="langevin", control=None, **more):

@@ -8,7 +8,7 @@ from coulomb._support.errors import ParameterError
 from coulomb.cli.experiments import claims, reproduce
 from coulomb.experiments import Settings, load_records
 from coulomb.experiments.base import experiments
-from coulomb.experiments.sample import write_sample
+from coulomb.experiments.runner import write_sample
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(reproduce)

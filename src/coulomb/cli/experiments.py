@@ -66,7 +66,7 @@ def reproduce(
     """
     from coulomb.experiments import Settings, load_records
     from coulomb.experiments.runner import run_experiment
-    from coulomb.experiments.tables import write_tables
+    from coulomb.experiments.summary import write_tables
 
     settings = Settings(preset, tuple(task or ()), data_dir, _choices(only or []))
     try:
@@ -149,8 +149,7 @@ def claims(
 
 
 def _print_summary(name: str, records: Any) -> None:
-    from coulomb.experiments.summary import summarise
-    from coulomb.experiments.tables import METRICS
+    from coulomb.experiments.summary import METRICS, summarise
 
     metric = METRICS.get(name, ("accuracy",))[0]
     varied = ("task", "noise", "n_samples", "n_components", "n_features")

@@ -1,9 +1,7 @@
 """Every table and figure of the paper: plan, jobs, records, claims."""
 
 from coulomb.experiments import (  # noqa: F401  registers the members
-    budget,
     phase_a,
-    runtime,
     synthetic,
     text,
     theory,

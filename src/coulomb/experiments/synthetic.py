@@ -1,27 +1,64 @@
-"""Figures on the synthetic problem: accuracy against noise, strength and budget."""
+"""The synthetic problem: experiments on it, their methods, and a film of particles.
 
-from collections.abc import Callable, Sequence
+Accuracy against noise, against the strength of the repulsion and against the number of
+features; seconds against the number of samples.
+"""
+
+import time
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from coulomb.experiments.base import (
-    AbstractExperiment,
-    Outcome,
-    Settings,
-    experiments,
+import numpy as np
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.kernel_approximation import RBFSampler
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import f1_score
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.svm import SVC, LinearSVC
+from torch import Tensor
+
+from coulomb._support.errors import unknown_name
+from coulomb._support.streams import make_generator
+from coulomb.datasets import SyntheticProblem, expected_accuracy, make_synthetic
+from coulomb.domains import Ball, Masked, Space
+from coulomb.dynamics import loop
+from coulomb.dynamics.initial import Component, SpectralMixture
+from coulomb.dynamics.langevin import ProjectedLangevin
+from coulomb.energy import Hamiltonian
+from coulomb.estimators import (
+    CoulombSampler,
+    ImportanceSampler,
+    MultipleKernelClassifier,
+    OrthogonalSampler,
 )
-from coulomb.experiments.frames import record_frames
-from coulomb.experiments.methods import run_synthetic
+from coulomb.experiments.base import AbstractExperiment, Outcome, Settings, experiments
 from coulomb.experiments.records import FRAMES, Job
+from coulomb.experiments.text import SMALL, TOY, run_text, text_constants, text_rows
+from coulomb.features import Particles
+from coulomb.interactions import Riesz
+from coulomb.objectives import FourierAlignment, GaussianPrior, Sample
 
 DESIGN = 42  # the paper's seed of X
 FIRST_FRESH = 7000  # designs from here on no constant of the defaults was chosen on
 STRENGTHS: tuple[float, ...] = (0.0, 0.2, 0.5, 0.8, 1.0, 1.5)
 RIESZ = 1.0  # the paper does not say which exponent its Riesz panel has
 BUDGETS: tuple[int, ...] = (16, 32, 64, 128, 256)
+SIZES: tuple[int, ...] = (100, 500, 1000, 2000, 3000, 4000, 10_000, 20_000)
+LEARNED = "langevin"
+GAMMA = 0.5  # the paper's bandwidth
+_GRID = {"gamma": np.logspace(-3, 1, 13)}
+_WALL = 0.999  # of the radius: a particle beyond sits on the wall
+_LARGE = 10_000  # from here on the paper's constants take a minute
+# The kernel matrices of more rows take gigabytes.
+_MOST_ROWS_MULTIPLE = {"smoke": 500, "paper": 10_000, "full": 20_000}
 
 # Rows of the paper's first figure, then ours; "constants" say whose settings are used.
-ROWS: tuple[Job, ...] = (
+NOISE_ROWS: tuple[Job, ...] = (
     {"method": "logistic", "constants": "paper"},
     {"method": "svm", "constants": "paper", "gamma": 0.5},
     {"method": "svm", "constants": "paper", "gamma": 0.01},
@@ -36,6 +73,23 @@ ROWS: tuple[Job, ...] = (
     {"method": "langevin", "constants": "paper", "strength": 0.5},
     {"method": "langevin", "constants": "paper", "strength": 0.0},
     {"method": "langevin", "constants": "default"},
+)
+BUDGET_ROWS: tuple[Job, ...] = (
+    {"method": "fixed", "constants": "paper"},
+    {"method": "fixed", "constants": "default"},
+    {"method": "importance", "constants": "paper"},
+    {"method": "importance", "constants": "default"},
+    {"method": "langevin", "constants": "paper", "strength": 0.5},
+    {"method": "langevin", "constants": "default"},
+)
+RUNTIME_ROWS: tuple[Job, ...] = (
+    {"method": "logistic", "constants": "paper"},
+    {"method": "svm", "constants": "paper", "gamma": 0.5},
+    {"method": "fixed", "constants": "paper", "head": "liblinear"},
+    {"method": "multiple-kernels", "constants": "paper"},
+    {"method": "importance", "constants": "paper", "head": "liblinear"},
+    {"method": "langevin", "constants": "paper", "strength": 0.5, "head": "liblinear"},
+    {"method": "langevin", "constants": "default", "head": "liblinear"},
 )
 
 
@@ -62,16 +116,25 @@ def synthetic_job(
     return common | row | more
 
 
-def shorten(jobs: list[Job], settings: Settings) -> list[Job]:
-    """Cut the long runs of the paper's constants short in the preset "smoke"."""
-    if settings.preset != "smoke":
-        return jobs
-    long = {"method": "langevin", "constants": "paper"}.items()
-    return [job | {"max_iter": 50} if long <= job.items() else job for job in jobs]
+class _AbstractSynthetic(AbstractExperiment):
+    @abstractmethod
+    def jobs(self, preset: str) -> list[Job]:
+        """List the jobs on the synthetic problem."""
+
+    def plan(self, settings: Settings) -> list[Job]:
+        jobs = self.jobs(settings.preset)
+        if settings.preset != "smoke":
+            return jobs
+        # The long runs of the paper's constants are cut short.
+        long = {"method": LEARNED, "constants": "paper"}.items()
+        return [job | {"max_iter": 50} if long <= job.items() else job for job in jobs]
+
+    def run(self, job: Job, settings: Settings) -> Sequence[Outcome]:
+        return run_synthetic(job)
 
 
 @experiments.add("noise")
-class Noise(AbstractExperiment):
+class Noise(_AbstractSynthetic):
     """Accuracy, F1 and seconds against the noise on the logit.
 
     The `full` preset adds ten columns and, for every trial, a design of its own.
@@ -80,33 +143,26 @@ class Noise(AbstractExperiment):
 
     title = "Accuracy against noise"
 
-    def plan(self, settings: Settings) -> list[Job]:
-        powers, trials = range(-5, 6), 10
-        variants: list[Job] = [{}]
-        if settings.preset == "smoke":
-            powers, trials = range(2), 2
-        elif settings.preset == "full":
-            variants += [{"n_features": 10}]
+    def jobs(self, preset: str) -> list[Job]:
+        powers, trials = (range(2), 2) if preset == "smoke" else (range(-5, 6), 10)
+        variants: list[Job] = [{}, {"n_features": 10}] if preset == "full" else [{}]
         jobs = [
             synthetic_job(row, trial=trial, noise=10.0**power, level=power + 5, **more)
             for more in variants
             for power in powers
             for trial in range(trials)
-            for row in ROWS
+            for row in NOISE_ROWS
         ]
-        if settings.preset == "full":
+        if preset == "full":
             jobs += [
                 synthetic_job(
                     row, trial=trial, noise=noise, level=20, design=FIRST_FRESH + trial
                 )
                 for noise in (0.1, 1.0)
                 for trial in range(20)
-                for row in ROWS
+                for row in NOISE_ROWS
             ]
-        return shorten(jobs, settings)
-
-    def run(self, job: Job, settings: Settings) -> Sequence[Outcome]:
-        return run_synthetic(job)
+        return jobs
 
     def extras(self, settings: Settings) -> dict[str, Callable[[], Any]]:
         if settings.preset == "smoke":
@@ -115,7 +171,7 @@ class Noise(AbstractExperiment):
 
 
 @experiments.add("strength")
-class Strength(AbstractExperiment):
+class Strength(_AbstractSynthetic):
     """Accuracy against the strength of the repulsion, log and Riesz.
 
     [CPM fig:supp-lambda-sweep]
@@ -123,36 +179,347 @@ class Strength(AbstractExperiment):
 
     title = "Accuracy against the strength of the repulsion"
 
-    def plan(self, settings: Settings) -> list[Job]:
-        powers: Sequence[int] = (-3, 0, 3)
+    def jobs(self, preset: str) -> list[Job]:
+        powers: Sequence[int] = range(-5, 6) if preset == "full" else (-3, 0, 3)
         strengths, trials = STRENGTHS, 10
-        if settings.preset == "smoke":
+        if preset == "smoke":
             powers, strengths, trials = (0,), (0.0, 0.5), 2
-        elif settings.preset == "full":
-            powers = range(-5, 6)
-        rows: list[Job] = [
-            {"method": "fixed", "constants": constants}
-            for constants in ("paper", "default")
-        ]
+        both = ("paper", "default")
+        rows: list[Job] = [{"method": "fixed", "constants": each} for each in both]
         rows += [
-            {
-                "method": "langevin",
-                "constants": constants,
-                "strength": strength,
-                "exponent": exponent,
-            }
-            for constants in ("paper", "default")
+            {"method": LEARNED, "constants": constants}
+            | {"strength": strength, "exponent": exponent}
+            for constants in both
             for exponent in (0.0, RIESZ)
             for strength in strengths
             if strength or not exponent  # without strength the exponent is nothing
         ]
-        jobs = [
+        return [
             synthetic_job(row, trial=trial, noise=10.0**power, level=power + 5)
             for power in powers
             for trial in range(trials)
             for row in rows
         ]
-        return shorten(jobs, settings)
+
+
+@experiments.add("budget")
+class Budget(_AbstractSynthetic):
+    """Accuracy against D from 16 to 256; with `tasks`, against M per head too."""
+
+    title = "Accuracy against the number of features"
+
+    def jobs(self, preset: str) -> list[Job]:
+        noises: Sequence[float] = (0.1, 1.0)
+        budgets, trials = BUDGETS, 20 if preset == "full" else 10
+        if preset == "smoke":
+            noises, budgets, trials = (1.0,), (16, 64), 2
+        return [
+            synthetic_job(
+                row, trial=trial, noise=noise, level=level, n_components=budget
+            )
+            for level, noise in enumerate(noises)
+            for trial in range(trials)
+            for budget in budgets
+            for row in BUDGET_ROWS
+        ]
+
+    def plan(self, settings: Settings) -> list[Job]:
+        # The particles of each head in attention vary too, for tasks that are named.
+        tasks, budgets, changes = settings.tasks, BUDGETS, Job()
+        seeds = 3 if settings.preset == "paper" else 5
+        if settings.preset == "smoke":
+            tasks, budgets, changes, seeds = tasks or (TOY,), (4, 8), SMALL, 2
+        heads = [
+            {
+                "task": task,
+                **row,
+                "n_components": budget,
+                "changes": changes | {"n_features": budget},
+                "seed": seed,
+                "trial": seed,
+            }
+            for task in tasks
+            for seed in range(seeds)
+            for budget in budgets
+            for row in text_rows(("vanilla-softmaxfeat", "kernel-softmaxfeat"))
+        ]
+        return super().plan(settings) + heads
 
     def run(self, job: Job, settings: Settings) -> Sequence[Outcome]:
-        return run_synthetic(job)
+        return run_text(job, settings) if "task" in job else run_synthetic(job)
+
+    def constants(self, job: Job) -> Mapping[str, Any]:
+        return text_constants(job) if "task" in job else {}
+
+
+@experiments.add("runtime")
+class Runtime(_AbstractSynthetic):
+    """Wall-clock and CPU seconds of every method, features to prediction.
+
+    [CPM tab:runtime-observed, tab:powerlaw-summary]
+    """
+
+    title = "Seconds against the number of samples"
+
+    def jobs(self, preset: str) -> list[Job]:
+        sizes, trials = SIZES, 5 if preset == "full" else 2
+        if preset == "smoke":
+            sizes, trials = (100, 200, 400), 1
+        # The long jobs come first, so that workers end together.
+        return [
+            synthetic_job(row, trial=trial, noise=1.0, n_samples=size)
+            for size in reversed(sizes)
+            for row in reversed(RUNTIME_ROWS)
+            for trial in range(trials if size < _LARGE else max(1, trials // 2))
+            if row["method"] != "multiple-kernels"
+            or size <= _MOST_ROWS_MULTIPLE[preset]
+        ]
+
+
+def run_synthetic(job: Job) -> list[Outcome]:
+    """Fit one method on one trial of the synthetic problem, with its controls."""
+    problem = make_synthetic(
+        job["n_samples"],
+        job["n_features"],
+        noise=job["noise"],
+        seed=job["design"],
+        trial=job["trial"],
+    )
+    if job["method"] != LEARNED:
+        return [_score(problem, build_model(job))]
+    sampler = build_sampler(job)
+    makers: dict[str | None, Callable[..., CoulombSampler]] = {
+        None: sampler.fit,
+        "norm-matched": lambda X, y: sampler.control(job["seed"]),
+        "noise-only": lambda X, y: sampler.noise_control(job["seed"]),
+    }
+    outcomes = []
+    for control, make in makers.items():
+        model = _Learned(make, _head(job))
+        outcomes.append(_score(problem, model, control))
+        outcomes[-1].metrics.update(_describe(model.sampler))
+    return outcomes
+
+
+def build_sampler(job: Job) -> CoulombSampler:
+    """Make the sampler of a learned row."""
+    changes: dict[str, Any] = {"random_state": job["seed"]}
+    if "strength" in job:
+        changes["interaction_strength"] = job["strength"]
+    if "max_iter" in job:
+        changes["max_iter"] = job["max_iter"]
+    if "exponent" in job:
+        changes["interaction"] = Riesz(s=job["exponent"])
+    if job["constants"] == "paper":
+        return CoulombSampler.paper(job["n_components"], **changes)
+    return CoulombSampler(job["n_components"], **changes)
+
+
+class _Learned:
+    """A linear machine on the features of a sampler, which is made by `fit`."""
+
+    def __init__(self, make: Callable[..., CoulombSampler], head: Any) -> None:
+        self.make, self.head = make, head
+
+    def fit(self, X: Any, y: Any) -> "_Learned":
+        self.sampler = self.make(X, y)
+        self.head.fit(self.sampler.transform(X), y)
+        return self
+
+    def predict(self, X: Any) -> Any:
+        return self.head.predict(self.sampler.transform(X))
+
+
+def _score(
+    problem: SyntheticProblem, model: Any, control: str | None = None
+) -> Outcome:
+    X, y, test = problem.X, problem.y, problem.test
+    wall, cpu = time.perf_counter(), time.process_time()
+    predicted = model.fit(X[problem.train], y[problem.train]).predict(X[test])
+    seconds = {
+        "total": time.perf_counter() - wall,
+        "cpu": time.process_time() - cpu,
+    }
+    metrics = {
+        "accuracy": float((predicted == y[test]).mean()),
+        "f1": float(f1_score(y[test], predicted, zero_division=0)),
+        "expected_accuracy": expected_accuracy(predicted, problem.probability[test]),
+        "bayes_accuracy": problem.bayes_accuracy,
+    }
+    return Outcome(metrics, seconds, control=control)
+
+
+def _describe(sampler: CoulombSampler) -> dict[str, float]:
+    """Say where the features ended: their norms, and the share on the wall."""
+    norms = np.linalg.norm(sampler.random_weights_, axis=0)
+    found = {"mean_norm": float(norms.mean())}
+    radius = getattr(sampler.domain, "radius", None)
+    if radius is not None:
+        found["on_wall"] = float((norms > _WALL * radius).mean())
+    return found
+
+
+class _QuickLinear(LinearSVC):  # type: ignore[misc]
+    def fit(self, X: Any, y: Any) -> Any:
+        with warnings.catch_warnings():
+            # Its limit of sweeps is the usual one; the times of the paper show that
+            # nobody waited for more.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            return super().fit(X, y)
+
+
+def _head(job: Job) -> Any:
+    """Choose libsvm's linear machine, or liblinear's where rows are many."""
+    if job.get("head") == "liblinear":
+        return _QuickLinear(loss="hinge", random_state=job["seed"])
+    return SVC(kernel="linear")
+
+
+_WHOLE: dict[str, Callable[[Job], Any]] = {
+    "logistic": lambda job: LogisticRegression(),
+    "svm": lambda job: SVC(gamma=job["gamma"]),
+    "svm-cv": lambda job: GridSearchCV(SVC(), _GRID, cv=5),
+    "multiple-kernels": lambda job: MultipleKernelClassifier(),
+}
+_FEATURES = ("fixed", "orthogonal", "importance")
+
+
+def build_model(job: Job) -> Any:
+    """Make the classifier of a row that is not learned by particles.
+
+    Examples
+    --------
+    >>> build_model({"method": "svm", "gamma": 0.5}).gamma
+    0.5
+    """
+    method = job["method"]
+    if method in _WHOLE:
+        return _WHOLE[method](job)
+    if method not in _FEATURES:
+        raise unknown_name("method", method, [*_WHOLE, *_FEATURES, LEARNED])
+    common = {"n_components": job["n_components"], "random_state": job["seed"]}
+    raw: dict[str, Any] = {"gamma": GAMMA, "standardize": False}  # the paper's scaling
+    ours = job["constants"] == "default"
+    if method == "orthogonal":
+        features: Any = OrthogonalSampler(**common, **raw)
+    elif method == "importance":
+        features = ImportanceSampler(**common, **({} if ours else raw))
+    elif ours:
+        features = CoulombSampler(**common, max_iter=0)
+    else:
+        features = RBFSampler(**common, gamma=GAMMA)
+    return make_pipeline(features, _head(job))
+
+
+_SEEN = (0, 4)  # sin(pi x1) and sin(3 x5) put frequencies on these axes
+_PARTICLES = 300
+_ROWS = 48
+_KERNELS = 6
+
+
+def record_frames(
+    n_frames: int = 120, *, steps: tuple[int, int] = (2000, 500), seed: int = 0
+) -> dict[str, Any]:
+    """Film the particles of the synthetic problem, with both sets of constants.
+
+    Positions, energy and kernel along a run, small enough to draw.
+    """
+    problem = make_synthetic(noise=0.1)
+    x = torch.from_numpy(problem.X[problem.train])
+    y = torch.from_numpy(problem.y[problem.train]).double()[:, None]
+    film = partial(_film, problem, n_frames=n_frames, seed=seed)
+
+    draw = SpectralMixture((Component(0, 0.5, True),)).draw_parts(
+        _PARTICLES, x.shape[1], generator=make_generator(seed, 0)
+    )
+    ball = Ball(5.0)
+    paper = {
+        "title": "The paper's constants: repulsion drives particles to the wall",
+        "constants": "paper",
+        "radius": 5.0,
+        **film(
+            ProjectedLangevin(30.0, 100.0, domain=ball, clip=1.0),
+            Hamiltonian(FourierAlignment(Sample(x, y)), Riesz(), 0.5),
+            ball.project(draw.positions),
+            steps[0],
+        ),
+    }
+
+    beta = 400.0
+    draw = SpectralMixture((Component(2, 2.0, True),)).draw_parts(
+        2 * _PARTICLES, x.shape[1], generator=make_generator(seed, 0)
+    )
+    alignment = FourierAlignment(Sample(x, y - y.mean()))
+    ours = {
+        "title": "Our constants: labels pull particles to their frequencies",
+        "constants": "default",
+        "radius": None,
+        **film(
+            ProjectedLangevin(
+                0.02 * beta,
+                beta,
+                domain=Masked(Space(), draw.mask),
+                clip=1.0,
+                rates=draw.variance.clamp_max(1.0),
+            ),
+            Hamiltonian(alignment, Riesz(), 1e-3, GaussianPrior(draw.variance, beta)),
+            draw.positions,
+            steps[1],
+        ),
+    }
+    return {"runs": [paper, ours]}
+
+
+def _film(
+    problem: SyntheticProblem,
+    sampler: ProjectedLangevin,
+    energy: Hamiltonian,
+    positions: Tensor,
+    max_steps: int,
+    *,
+    n_frames: int,
+    seed: int,
+) -> dict[str, Any]:
+    # Every step is shown at first, then longer and longer strides.
+    strides = np.geomspace(1, max_steps + 1, n_frames).round().astype(int) - 1
+    steps = sorted({int(step) for step in strides})
+    run = loop.init_run(
+        sampler,
+        Particles(positions, torch.zeros(len(positions), dtype=positions.dtype)),
+        generator=make_generator(seed, 1),
+    )
+    # Particles that live on the axes that are shown.
+    visible = positions[:, _SEEN].abs().sum(dim=1) > 0
+    shown = visible.nonzero()[:_PARTICLES, 0]
+    frames, kernels, history = [], [], []
+    with_kernel = set(np.linspace(0, len(steps) - 1, _KERNELS).round().astype(int))
+    order = np.argsort(problem.probability)
+    rows = order[np.linspace(0, len(order) - 1, _ROWS).round().astype(int)]
+    for number, step in enumerate(steps):
+        settings = loop.RunSettings(step, record_every=max_steps)
+        loop.run(run, sampler, energy, settings)
+        where = run.particles.positions
+        frames.append(where[shown][:, _SEEN].numpy().round(2).tolist())
+        terms = energy.terms(run.particles)
+        history.append((float(terms.total), -float(terms.alignment)))
+        if number in with_kernel:
+            kernel = _kernel(problem.X[rows], where.numpy()).round(2)
+            kernels.append({"frame": number, "values": kernel.tolist()})
+    total, alignment = np.array(history).round(6).T
+    return {
+        "axes": ["frequency along x1", "frequency along x5"],
+        "marks": [[np.pi, 0.0], [-np.pi, 0.0], [0.0, 3.0], [0.0, -3.0]],
+        "steps": steps,
+        "positions": frames,
+        "energy": total.tolist(),
+        "alignment": alignment.tolist(),
+        "kernels": kernels,
+        "kernel_labels": np.where(problem.probability[rows] < 0.5, -1, 1).tolist(),
+    }
+
+
+def _kernel(X: Any, frequencies: Any) -> Any:
+    """`K(x, x') = mean_k cos(w_k . (x - x'))`, the mean over phases."""
+    angle = X @ frequencies.T
+    real, imaginary = np.cos(angle), np.sin(angle)
+    return (real @ real.T + imaginary @ imaginary.T) / frequencies.shape[0]

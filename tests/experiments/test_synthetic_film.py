@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 
-from coulomb.experiments.frames import record_frames
+from coulomb.experiments.synthetic import record_frames
 
 
 def test_films_fit_the_page_and_repeat_themselves():

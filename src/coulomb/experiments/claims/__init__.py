@@ -60,7 +60,7 @@ class Result:
     findings: tuple[Finding, ...]
 
 
-_MODULES = ("claims_synthetic", "claims_strength", "claims_text", "claims_theory")
+_MODULES = ("synthetic", "text", "theory")
 _CLAIMS: list[Claim] = []
 
 
@@ -91,7 +91,7 @@ def all_claims() -> list[Claim]:
     'moderate-noise-fixed'
     """
     for name in _MODULES:
-        import_module(f"coulomb.experiments.{name}")
+        import_module(f"coulomb.experiments.claims.{name}")
     # Stable, and the same whichever module was imported first.
     return sorted(
         _CLAIMS, key=lambda each: _MODULES.index(each.test.__module__.split(".")[-1])
