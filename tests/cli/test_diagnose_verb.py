@@ -86,7 +86,7 @@ def test_mistakes_are_one_sentence(trained, tmp_path):
 
 def test_the_norms_of_pairs_are_shown(tmp_path, monkeypatch):
     """Whether two texts share words is all that their label says."""
-    monkeypatch.setattr("coulomb.text._matches.ENOUGH", 300)
+    monkeypatch.setattr("coulomb.text.align.ENOUGH", 300)
     draw = random.Random(0)
     words = [f"{a}{b}" for a in "bdfklm" for b in ("ar", "el", "in", "os", "un")]
     with (tmp_path / "pairs.jsonl").open("w", encoding="utf-8") as file:

@@ -8,13 +8,17 @@ from text_cases import particles_of, set_up_start
 
 from coulomb._support.errors import CoulombError
 from coulomb.text import (
-    _matches,
+    align,
     build_corpus,
     diagnose_run,
     train_in_folder,
 )
-from coulomb.text._matches import FACTORS, choose_matches, look_across
-from coulomb.text.phases import run_phase_a
+from coulomb.text.align import (
+    FACTORS,
+    choose_pair_norm,
+    measure_cross_attention,
+    run_phase_a,
+)
 from coulomb.text.predictor import Predictor
 
 WORDS = [f"{a}{b}" for a in "bdfklm" for b in ("ar", "el", "in", "os", "un")]
@@ -41,13 +45,13 @@ def made(corpus, **changes):
 
 @pytest.fixture(autouse=True)
 def few_are_enough(monkeypatch):
-    monkeypatch.setattr(_matches, "ENOUGH", 300)
+    monkeypatch.setattr(align, "ENOUGH", 300)
 
 
 def test_labels_choose_particles_that_do_not_see_the_part():
     setup, _ = made(pairs())
     before = particles_of(setup)
-    start = choose_matches(setup)
+    start = choose_pair_norm(setup)
     assert start.choice.factor in FACTORS
     assert start.choice.explained > 2 * start.choice.drawn
     for kept, now in zip(before, particles_of(setup), strict=True):
@@ -83,7 +87,7 @@ def test_pairs_keep_drawn_particles_otherwise(changes):
 
 
 def test_few_pairs_keep_drawn_particles(monkeypatch):
-    monkeypatch.setattr(_matches, "ENOUGH", 400)
+    monkeypatch.setattr(align, "ENOUGH", 400)
     setup, _ = made(pairs())  # of which a fifth is for validation
     assert run_phase_a(setup, None, lambda record: None)["begun"] == "drawn"
 
@@ -117,9 +121,9 @@ def test_controls_of_pairs():
 
 def test_the_look_across_does_not_depend_on_the_loops(monkeypatch):
     setup, _ = made(pairs(n=100))
-    fast, labels = look_across(setup)
+    fast, labels = measure_cross_attention(setup)
     monkeypatch.setenv("COULOMB_NUMBA", "0")
-    slow, same = look_across(setup)
+    slow, same = measure_cross_attention(setup)
     assert torch.equal(labels, same)
     for factor, shares in fast.items():
         torch.testing.assert_close(shares, slow[factor], atol=1e-4, rtol=1e-4)

@@ -8,10 +8,10 @@ from text_cases import tagged, tiny_corpus, tiny_settings, tiny_vocabulary
 
 from coulomb._support.errors import ParameterError
 from coulomb.text import build_corpus, train
-from coulomb.text.phases import (
+from coulomb.text.align import (
     alignment_batches,
+    alignment_objective,
     neighbour_batches,
-    objective_of,
     run_phase_a,
 )
 from coulomb.text.setup import set_up
@@ -71,8 +71,8 @@ def test_a_tagger_is_trained(corpus, vocabulary):
 
 
 def test_texts_with_one_label_have_no_neighbours():
-    assert objective_of(tiny_settings(**ADAM), "sequence") == "centred"
-    assert objective_of(tiny_settings(**ADAM), "token") == "neighbours"
+    assert alignment_objective(tiny_settings(**ADAM), "sequence") == "centred"
+    assert alignment_objective(tiny_settings(**ADAM), "token") == "neighbours"
     wrong = tiny_settings(**ADAM | {"align_objective": "neighbours"})
     corpus = tiny_corpus(40)
     with pytest.raises(ParameterError, match="use 'auto' or 'centred'"):

@@ -12,8 +12,13 @@ from coulomb.text import (
     diagnose_run,
     train_in_folder,
 )
-from coulomb.text._shifts import POOL, choose_start, judge_choice, look_around
-from coulomb.text.phases import run_phase_a
+from coulomb.text.align import (
+    POOL,
+    choose_windows,
+    judge_start,
+    measure_windows,
+    run_phase_a,
+)
 from coulomb.text.predictor import Predictor
 
 WORDS = ["left", "film", "plot", "cast", "story", "actor"]
@@ -50,7 +55,7 @@ def test_labels_choose_the_windows_that_tell_them(shifts):
     setup, _ = made(told_by_neighbours(shifts))
     assert not setup.model.layers[0].attention.tied
     before = particles_of(setup)
-    start = choose_start(setup)
+    start = choose_windows(setup)
     assert set(start.shifts) == set(shifts)
     assert start.choice.explained > 2 * max(start.choice.centred, 0.01)
     for kept, now in zip(before, particles_of(setup), strict=True):
@@ -77,14 +82,14 @@ def test_a_finished_phase_a_is_taken_up_as_it_was(tmp_path):
 
 def test_shuffled_labels_choose_nothing():
     setup, _ = made(told_by_neighbours((-1, 1), shuffled=True))
-    assert choose_start(setup).shifts == (0,)
+    assert choose_windows(setup).shifts == (0,)
 
 
 def test_the_choice_does_not_depend_on_the_loops(monkeypatch):
     setup, _ = made(told_by_neighbours((-1,)))
-    fast = look_around(setup)
+    fast = measure_windows(setup)
     monkeypatch.setenv("COULOMB_NUMBA", "0")
-    slow = look_around(setup)
+    slow = measure_windows(setup)
     for shift in POOL:
         one, two = fast.explained([shift]), slow.explained([shift])
         assert one == pytest.approx(two, abs=1e-4)
@@ -161,7 +166,7 @@ def test_a_run_is_diagnosed_by_its_choice(tmp_path, shuffled):
     assert found.learned is not shuffled
     told = "did not learn" if shuffled else "learned"
     assert found.verdict.startswith(f"Phase A {told}: windows chosen by the labels")
-    again = judge_choice(made(corpus)[0], 3)
+    again = judge_start(made(corpus)[0], 3)
     assert again.choice.shifts == found.chosen.choice.shifts
     assert again.choice.explained == pytest.approx(found.chosen.choice.explained)
     assert len(again.shuffled) == 3

@@ -18,14 +18,14 @@ from coulomb.attention.align.problem import build_problem
 from coulomb.attention.encoder.layout import padded_logits
 from coulomb.features import Particles
 from coulomb.text import VARIANTS, Split, build_corpus, train, train_vocabulary
-from coulomb.text._shifts import window_start
-from coulomb.text.evaluate import log_probabilities, score_split, word_classes
-from coulomb.text.phases import (
+from coulomb.text.align import (
     alignment_batches,
+    alignment_features,
     alignment_settings,
-    packed_view,
     run_phase_a,
+    window_start,
 )
+from coulomb.text.evaluate import log_probabilities, score_split, word_classes
 from coulomb.text.setup import set_up
 from coulomb.text.tokens import encode_split
 
@@ -219,9 +219,12 @@ def test_the_likelihood_of_packed_texts_is_that_of_padded_ones(tagging):
     batches = alignment_batches(setup.rows["train"], 5, seed=0)
     chosen = alignment_settings(settings, corpus.kind)
     problem = build_problem(
-        setup.model, batches, chosen, evaluate=packed_view(settings, corpus.kind),
+        setup.model,
+        batches,
+        chosen,
+        evaluate=alignment_features(settings, corpus.kind),
         held_out=None,
-    )  # fmt: skip
+    )
     setup.model.eval()
     layers = problem.network.layers
     for number, (batch, _) in enumerate(batches[:2]):

@@ -164,7 +164,11 @@ def measure_blindness(
     """Compare the gradient of Phase A under true and under shuffled labels."""
     from coulomb.attention.align.problem import build_problem
     from coulomb.features import Particles
-    from coulomb.text.phases import alignment_batches, alignment_settings, packed_view
+    from coulomb.text.align import (
+        alignment_batches,
+        alignment_features,
+        alignment_settings,
+    )
     from coulomb.text.setup import set_up
 
     settings = text_settings(_row(job))
@@ -175,7 +179,7 @@ def measure_blindness(
         setup.model,
         batches[:20],
         chosen,
-        evaluate=packed_view(settings, corpus.kind),
+        evaluate=alignment_features(settings, corpus.kind),
         seed=job["seed"],
     )
     inside = chosen.domain.project(problem.network.layers.read(setup.model))

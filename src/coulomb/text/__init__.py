@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from coulomb.text.baselines import bag_of_words_baseline
     from coulomb.text.classifier import TextClassifier
     from coulomb.text.data import Corpus, Split, build_corpus, read_corpus
-    from coulomb.text.diagnosing import diagnose_run
+    from coulomb.text.diagnose import diagnose_run
     from coulomb.text.evaluate import (
         classification_metrics,
         entity_metrics,
@@ -33,7 +33,7 @@ _HOMES = {
     "text.baselines": ("bag_of_words_baseline",),
     "text.classifier": ("TextClassifier",),
     "text.data": ("Corpus", "Split", "build_corpus", "read_corpus"),
-    "text.diagnosing": ("diagnose_run",),
+    "text.diagnose": ("diagnose_run",),
     "text.evaluate": ("classification_metrics", "entity_metrics", "word_metrics"),
     "text.predictor": ("Predictor",),
     "text.run_folder": ("list_runs",),

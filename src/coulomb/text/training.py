@@ -25,10 +25,9 @@ from coulomb._support.streams import make_generator
 from coulomb.attention.encoder.layout import IGNORED, TokenBatch
 from coulomb.attention.encoder.packed import packed_logits, recycle_gradient
 from coulomb.dynamics.loop import load_run
-from coulomb.text._starts import keep_start
+from coulomb.text.align import keep_start, run_phase_a
 from coulomb.text.data import Corpus
 from coulomb.text.evaluate import judged_by, score_split
-from coulomb.text.phases import run_phase_a
 from coulomb.text.run_folder import (
     CHECKPOINT,
     CONFIG,

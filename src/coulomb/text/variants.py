@@ -82,7 +82,7 @@ def find_variant(name: str) -> Variant:
     return VARIANTS[name]
 
 
-def looks_aside(settings: "TextSettings", kind: str) -> bool:
+def uses_windows(settings: "TextSettings", kind: str) -> bool:
     """Say whether heads look at windows beside a token."""
     row = find_variant(settings.attention)
     chosen = row.phase_a in ("align", "control") and settings.align_start == "chosen"
@@ -132,5 +132,5 @@ def attention_factory(settings: "TextSettings", kind: str) -> "AttentionFactory"
         n_features=settings.n_features,
         qkv=row.qkv,
         start=law,
-        tied=not looks_aside(settings, kind),
+        tied=not uses_windows(settings, kind),
     )

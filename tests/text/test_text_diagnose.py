@@ -27,7 +27,7 @@ from coulomb.text import (
     train,
     train_in_folder,
 )
-from coulomb.text.phases import alignment_problem
+from coulomb.text.align import alignment_problem
 from coulomb.text.run_folder import Store, read_tensors
 from coulomb.text.setup import set_up
 
@@ -71,8 +71,7 @@ def snapshot(folder):
 def aligned(corpus, settings, vocabulary):
     """Phase A on the spot, where it begins with what was drawn."""
     setup = set_up(corpus, settings, vocabulary)
-    batches, chosen, options = alignment_problem(setup)
-    return align(setup.model, batches, settings=chosen, progress=False, **options)
+    return align(setup.model, **alignment_problem(setup), progress=False)
 
 
 @pytest.mark.parametrize("name", ["paper-main", "paper-supplement"])

@@ -16,26 +16,23 @@ from torch import Tensor
 from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
 from coulomb.attention import AlignmentResult, Diagnosis, align, diagnose
 from coulomb.attention.align.diagnosis import with_choice
-from coulomb.attention.align.starts import ChoiceTest, MatchTest
 from coulomb.dynamics.loop import load_run
 from coulomb.dynamics.stopping import StopReason
-from coulomb.text._matches import judge_matches, may_choose
-from coulomb.text._shifts import judge_choice
-from coulomb.text._starts import take_start
+from coulomb.text.align import START, alignment_problem, judge_start
 from coulomb.text.data import Corpus
-from coulomb.text.phases import alignment_problem
 from coulomb.text.run_folder import (
     CONFIG,
     METRICS,
     PARTICLES,
     Config,
+    check_tensors,
     load_vocabulary,
     read_config,
     read_tensors,
 )
 from coulomb.text.setup import Setup, set_up
 from coulomb.text.tasks import load_data
-from coulomb.text.variants import VARIANTS, find_variant, looks_aside
+from coulomb.text.variants import VARIANTS, find_variant
 
 # Sums in another order change the last digits, another model changes the first.
 _SAME = 1e-2
@@ -91,7 +88,7 @@ def diagnose_run(
     config = read_config(folder)
     _must_have_phase_a(folder, config)
     setup = _set_up(folder, config, corpus)
-    chosen = _judge_choice(setup, n_shuffles)
+    chosen = judge_start(setup, n_shuffles)
     found = diagnose(
         _read_alignment(folder, setup),
         n_twins=n_twins,
@@ -100,16 +97,6 @@ def diagnose_run(
         progress=progress,
     )
     return found if chosen is None else with_choice(found, chosen)
-
-
-def _judge_choice(setup: Setup, n_shuffles: int) -> ChoiceTest | MatchTest | None:
-    """Repeat the choice of the start, with the weights that Phase A began with."""
-    settings = setup.settings
-    if may_choose(setup):
-        return judge_matches(setup, n_shuffles)
-    if settings.align_shifts or not looks_aside(settings, setup.corpus.kind):
-        return None
-    return judge_choice(setup, n_shuffles)
 
 
 def _must_have_phase_a(folder: Path, config: Config) -> None:
@@ -149,7 +136,9 @@ def _set_up(folder: Path, config: Config, corpus: Corpus | None) -> Setup:
             "labels have another fingerprint. Bring it back, or train again."
         )
     setup = set_up(corpus, config.settings, load_vocabulary(folder))
-    take_start(folder, setup)
+    weights, _ = read_tensors(folder / START)
+    check_tensors(folder / START, weights, setup.model.state_dict())
+    setup.model.load_state_dict(weights)
     return setup
 
 
@@ -172,22 +161,21 @@ def _read_data(folder: Path, config: Config) -> Corpus:
 def _read_alignment(folder: Path, setup: Setup) -> AlignmentResult:
     """Take up the end of Phase A, without a step and without writing."""
     path = folder / PARTICLES
-    batches, chosen, options = alignment_problem(setup)
+    asked = alignment_problem(setup)
     tensors, _ = read_tensors(path)
-    _check_account(path, tensors, options["seed"])
-    made = chosen.changed({"max_steps": load_run(path).state.step})
+    _check_stats(path, tensors, asked["seed"])
+    last = load_run(path).state.step
+    asked["settings"] = asked["settings"].changed({"max_steps": last})
     try:
-        result = align(
-            setup.model, batches, settings=made, resume=path, progress=False, **options
-        )
+        result = align(setup.model, **asked, resume=path, progress=False)
     except ParameterError as error:
         raise FileFormatError(f"{path} does not fit {CONFIG}: {error}") from error
     problem = result.problem
     if problem.held_out is None:
         raise ParameterError(
             "`run` must have at least two batches, to judge Phase A by texts it did "
-            f"not see; {str(folder)!r} has {len(batches)}. Train again with a smaller "
-            "`--batch-size`."
+            f"not see; {str(folder)!r} has {len(asked['batches'])}. Train again with "
+            "a smaller `--batch-size`."
         )
     with torch.no_grad():
         found = -float(problem.held_out.energy(result.run.particles))
@@ -201,7 +189,7 @@ def _read_alignment(folder: Path, setup: Setup) -> AlignmentResult:
     return result
 
 
-def _check_account(path: Path, tensors: Mapping[str, Tensor], seed: int) -> None:
+def _check_stats(path: Path, tensors: Mapping[str, Tensor], seed: int) -> None:
     shape = tensors["positions"].shape
     whole = all(
         name in tensors and tensors[name].shape == shape

@@ -1,0 +1,516 @@
+"""Phase A of a text classifier: its problem, where it begins, its run, its controls.
+
+Labels of whole texts say nothing about places. Those of tags choose where heads look
+(windows of tokens before or after each token), and those of pairs how closely words of
+both texts must agree, before the first step.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coulomb._support.archive import write_archive
+from coulomb._support.errors import ParameterError
+from coulomb._support.streams import make_generator
+from coulomb.attention import AlignmentResult, AlignmentSettings, align
+from coulomb.attention.align.controls import run_twin
+from coulomb.attention.align.problem import Evaluate, ParticleLayers, build_problem
+from coulomb.attention.align.scores import Neighbours
+from coulomb.attention.align.starts import (
+    DRAWN,
+    Choice,
+    ChoiceTest,
+    Contexts,
+    MatchChoice,
+    MatchTest,
+    choose_norm,
+    count_labels,
+    cross_text_attention,
+    describe_norm,
+    describe_shifts,
+    judge_norms,
+    remove_part_direction,
+    unexplained,
+    window_particles,
+)
+from coulomb.attention.encoder.encoder import KernelEncoder
+from coulomb.attention.encoder.layout import IGNORED, TokenBatch
+from coulomb.attention.encoder.packed import feature_function, packed_form
+from coulomb.attention.layers.kernel import KernelAttention
+from coulomb.domains import Ball, Space
+from coulomb.dynamics.loop import Run, load_run
+from coulomb.dynamics.stopping import StopReason
+from coulomb.features import Particles
+from coulomb.interactions import Riesz
+from coulomb.text.settings import TextSettings, read_shifts
+from coulomb.text.setup import ALIGN, BATCHES, Setup
+from coulomb.text.tokens import TokenRows
+from coulomb.text.variants import find_variant, uses_windows
+
+Batch = tuple[TokenBatch, Tensor]
+Report = Callable[[dict[str, Any]], None]
+
+START = "start.safetensors"
+NEIGHBOURS = "neighbours"
+_SORTED = 20  # batches whose texts are sorted by length together
+# Windows that labels choose among: so many tokens after, or before, the token itself.
+POOL = tuple(range(-4, 5))
+# Norms that labels of pairs choose among, as multiples of the drawn ones.
+FACTORS = (1.0, 2.0, 4.0, 8.0)
+# What labels look at before they choose: more changes the choice no more.
+_TOKENS, _PAIRS = 100_000, 5000
+_TEXTS = 64  # of a batch
+# With fewer pairs Phase B does not learn to compare words, whatever labels choose.
+ENOUGH = 5000
+
+
+def alignment_objective(settings: TextSettings, kind: str) -> str:
+    """Give the objective of Phase A: "auto" depends on what has labels."""
+    found = settings.align_objective
+    if found == "auto":
+        return NEIGHBOURS if kind == "token" else "centred"
+    if found == NEIGHBOURS and kind != "token":
+        raise ParameterError(
+            "`align_objective` must not be 'neighbours' for texts with one label each; "
+            "use 'auto' or 'centred'."
+        )
+    return found
+
+
+def alignment_settings(settings: TextSettings, kind: str) -> AlignmentSettings:
+    """Give the settings of `coulomb.attention.align`."""
+    objective, level = alignment_objective(settings, kind), settings.align_level
+    by_weights = objective == NEIGHBOURS
+    has_no_levels = by_weights or objective == "likelihood"
+    if has_no_levels or (kind == "token" and level == "sequence"):
+        level = kind
+    score = Neighbours(settings.n_layers * settings.n_heads) if by_weights else None
+    bounded = math.isfinite(settings.align_radius)
+    same = {
+        part.name: getattr(settings, f"align_{part.name}")
+        for part in fields(AlignmentSettings)
+        if hasattr(settings, f"align_{part.name}")
+    }
+    translated = {
+        "objective": score or objective,
+        "level": level,
+        "output": "" if by_weights else None,
+        "pool": settings.pooling,
+        "interaction": Riesz(s=settings.align_riesz),
+        "domain": Ball(settings.align_radius) if bounded else Space(),
+        "patience": settings.align_patience or None,
+        "also": tuple(part for part in settings.align_also.split(",") if part),
+    }
+    return AlignmentSettings(**same | translated)
+
+
+def alignment_features(settings: TextSettings, kind: str) -> Evaluate:
+    """Choose what is scored: pooled texts, tags, logits or attention weights."""
+    objective = alignment_objective(settings, kind)
+    known = {"likelihood": "logits", NEIGHBOURS: "weights"}
+    pool = "none" if kind == "token" else settings.pooling
+    return feature_function(known.get(objective, "heads"), pool)
+
+
+def alignment_batches(rows: TokenRows, batch_size: int, seed: int) -> list[Batch]:
+    """Cut a split into batches of texts of like length."""
+    generator = make_generator(seed, BATCHES)
+    order = torch.randperm(len(rows), generator=generator)
+    batches = []
+    for some in torch.split(order, _SORTED * batch_size):
+        some = some[rows.lengths[some].argsort(stable=True)]
+        for numbers in torch.split(some, batch_size):
+            batch = rows.batch(numbers)
+            labels = batch.labels
+            assert labels is not None
+            batches.append((batch, labels if rows.first is None else labels[None]))
+    return batches
+
+
+def neighbour_batches(batches: Sequence[Batch], classes: Sequence[str]) -> list[Batch]:
+    """Give the batches of tags the labels that `Neighbours` looks at."""
+    kinds = [name.removeprefix("B-").removeprefix("I-") for name in classes]
+    numbers = torch.tensor([kinds.index(kind) for kind in kinds])
+    found = []
+    for batch, tags in batches:
+        lengths = batch.cu_seqlens.diff()
+        real = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
+        labels = torch.full(real.shape, IGNORED)
+        flat = tags.flatten()
+        labels[real] = torch.where(flat >= 0, numbers[flat.clamp_min(0)], IGNORED)
+        found.append((batch, labels))
+    return found
+
+
+def alignment_problem(setup: Setup) -> dict[str, Any]:
+    """Give what `align` is called with in a run, beside the model."""
+    settings, kind = setup.settings, setup.corpus.kind
+    batches = alignment_batches(setup.rows["train"], settings.batch_size, settings.seed)
+    chosen = alignment_settings(settings, kind)
+    if isinstance(chosen.objective, Neighbours):
+        batches = neighbour_batches(batches, setup.corpus.classes)
+    # A fifth is kept back to watch the alignment of texts that move nothing.
+    held_out = max(1, round(0.2 * len(batches))) if len(batches) > 1 else 0
+    steps = round(settings.align_epochs * (len(batches) - held_out))
+    return {
+        "batches": batches,
+        "settings": chosen.changed({"max_steps": steps}),
+        "evaluate": alignment_features(settings, kind),
+        "seed": make_generator(settings.seed, ALIGN).initial_seed(),
+    }
+
+
+class Start(NamedTuple):
+    """Where Phase A begins, and why."""
+
+    positions: Tensor  # (layers, heads, n_particles, dim), untied twice as many numbers
+    begun: str  # what particles are, in one word
+    shifts: tuple[int, ...] | None = None  # None for windows around the token itself
+    choice: Choice | MatchChoice | None = None  # None if labels had no part in it
+
+    def sentence(self) -> str:
+        """Say it in words."""
+        if isinstance(self.choice, MatchChoice):
+            told = describe_norm(self.choice)
+            return f"{told[0].upper()}{told[1:]}. "
+        if self.begun == "matches":
+            return "Particles began blind to the part of a pair. "
+        if self.shifts is None:
+            return "Particles began at windows of positions. "
+        where = describe_shifts(self.shifts)
+        text = f"Particles began at windows of positions, by head {where}. "
+        if self.choice is None:
+            return text
+        return text + (
+            "The labels chose that: these windows tell "
+            f"{100 * self.choice.explained:.2g} % of what a token does not tell of its "
+            f"label, one around the token itself {100 * self.choice.centred:.2g} %. "
+        )
+
+
+def choose_start(setup: Setup) -> Start | None:
+    """Find where Phase A begins; None for drawn particles."""
+    if can_select_norm(setup):
+        return choose_pair_norm(setup)
+    if setup.corpus.kind != "token" or setup.settings.align_start == "drawn":
+        return None
+    if uses_windows(setup.settings, setup.corpus.kind):
+        return choose_windows(setup)
+    windows = window_start(setup)
+    return None if windows is None else Start(windows, "windows")
+
+
+def judge_start(setup: Setup, n_shuffles: int) -> ChoiceTest | MatchTest | None:
+    """Compare what labels choose with what shuffled ones do; None if they do not."""
+    settings = setup.settings
+    if can_select_norm(setup):
+        shares, labels = measure_cross_attention(setup)
+        seed = make_generator(settings.seed, ALIGN).initial_seed()
+        return judge_norms(shares, labels, n_shuffles=n_shuffles, seed=seed)
+    if settings.align_shifts or not uses_windows(settings, setup.corpus.kind):
+        return None
+    contexts = measure_windows(setup, n_shuffles=n_shuffles)
+    classes, heads = len(setup.corpus.classes), settings.n_heads
+    true, *shuffled = (
+        contexts.of_columns(slice(first, first + classes))
+        for first in range(0, classes * (1 + n_shuffles), classes)
+    )
+    return ChoiceTest(
+        true.choose(heads),
+        tuple(each.choose(heads).explained for each in shuffled),
+        {shift: true.explained([shift]) for shift in POOL},
+    )
+
+
+def window_start(setup: Setup, shifts: Sequence[int] | None = None) -> Tensor | None:
+    """Point the particles at windows of positions, with the norms of the drawn ones."""
+    model = setup.model
+    table = model.position_embedding
+    if table is None or model.settings.positions != "learned":
+        return None
+    drawn = ParticleLayers.find(model).read(model)
+    layers, heads, count, _ = drawn.shape
+    sides = 1 if shifts is None else 2
+    norms = drawn.reshape(layers, heads, count, sides, -1).norm(dim=-1)
+    usual = torch.quantile(setup.rows["train"].lengths.double(), 0.95)
+    windows = window_particles(
+        table.weight,
+        n_heads=heads,
+        n_particles=count,
+        span=round(float(usual)),
+        norm=float(norms.mean()),
+        shifts=shifts and [shifts[head % len(shifts)] for head in range(heads)],
+    )
+    return windows.expand(layers, *windows.shape).clone()
+
+
+def choose_windows(setup: Setup, *, at_random: bool = False) -> Start:
+    """Choose where the heads look: as the settings say, or as the labels do."""
+    settings = setup.settings
+    # All layers look at the same places: those above see further by themselves.
+    heads = settings.n_heads
+    choice = None
+    if at_random:
+        generator = make_generator(settings.seed, ALIGN)
+        order = torch.randperm(len(POOL), generator=generator)
+        shifts = tuple(POOL[number] for number in order[:heads].tolist())
+    elif settings.align_shifts:
+        shifts = read_shifts(settings.align_shifts)
+    else:
+        choice = measure_windows(setup).choose(heads)
+        shifts = choice.shifts
+    positions = window_start(setup, shifts)
+    assert positions is not None
+    return Start(positions, "windows", shifts, choice)
+
+
+def measure_windows(setup: Setup, *, n_shuffles: int = 0) -> Contexts:
+    """Show the labels what a head of the first layer sees in every window."""
+    starts = [window_start(setup, (shift,)) for shift in POOL]
+    classes = len(setup.corpus.classes) * (1 + n_shuffles)
+    with _first_attention(setup.model) as attention:
+        dim = attention.head_dim
+        contexts = Contexts(POOL, dim=dim, n_classes=classes)
+        for batch, labelled, rest in _open_labels(setup, n_shuffles):
+            form = packed_form(setup.model, batch)
+            x, shown = form.embed(), []
+            for start in starts:
+                assert start is not None
+                attention.particles.copy_(start[0])
+                out = form.attend(0, x)
+                shown.append(out[labelled, :dim])  # heads are alike: the first
+            contexts.add(torch.cat(shown, dim=1), rest)
+    return contexts
+
+
+def _open_labels(
+    setup: Setup, n_shuffles: int
+) -> Iterator[tuple[TokenBatch, Tensor, Tensor]]:
+    """Give batches in a random order, which tokens have labels, and what is open."""
+    rows, classes = setup.rows["train"], len(setup.corpus.classes)
+    assert rows.labels is not None
+    places = (rows.labels >= 0).nonzero().squeeze(1)
+    if not len(places):
+        return
+    tokens, labels = rows.token_ids[places], rows.labels[places]
+    counts = count_labels(tokens, labels, classes)
+    source = make_generator(setup.settings.seed, ALIGN)
+    order = torch.randperm(len(rows), generator=source)
+    seen = 0
+    for some in torch.split(order, _TEXTS):
+        batch = rows.batch(some)
+        assert batch.labels is not None
+        labelled = batch.labels >= 0
+        own = batch.token_ids[labelled], batch.labels[labelled]
+        seen += len(own[0])
+        if len(own[0]):
+            # A shuffle gives every token what another, drawn at random, leaves open.
+            size = n_shuffles, len(own[0])
+            others = torch.randint(len(places), size, generator=source)
+            shuffles = [(tokens[numbers], labels[numbers]) for numbers in others]
+            rest = [unexplained(*each, counts) for each in (own, *shuffles)]
+            yield batch, labelled, torch.cat(rest, dim=1)
+        if seen >= _TOKENS:
+            return
+
+
+def has_pair_parts(setup: Setup) -> bool:
+    """Say whether there are pairs, whose encoder sees which text a token is from."""
+    pairs = setup.rows["train"].parts is not None
+    return pairs and setup.settings.positions == "parts"
+
+
+def can_select_norm(setup: Setup) -> bool:
+    """Say whether labels choose the norms of particles that are blind to the part."""
+    asked = setup.settings.align_start == "chosen" and has_pair_parts(setup)
+    return asked and len(setup.rows["train"]) >= ENOUGH
+
+
+def pair_start(setup: Setup, factor: float) -> Tensor:
+    """Take the direction of the part from the drawn particles, and scale them."""
+    drawn = ParticleLayers.find(setup.model).read(setup.model)
+    if factor == DRAWN:
+        return drawn
+    table = setup.model.position_embedding
+    assert table is not None
+    return remove_part_direction(drawn, table.weight.detach(), factor=factor)
+
+
+def choose_pair_norm(setup: Setup) -> Start:
+    """Let the labels choose how closely words must agree."""
+    choice = choose_norm(*measure_cross_attention(setup))
+    begun = "drawn" if choice.factor == DRAWN else "matches"
+    return Start(pair_start(setup, choice.factor), begun, choice=choice)
+
+
+def measure_cross_attention(setup: Setup) -> tuple[dict[float, Tensor], Tensor]:
+    """See how much attention of the first layer is paid to the other text."""
+    rows = setup.rows["train"]
+    starts = {factor: pair_start(setup, factor)[0] for factor in (DRAWN, *FACTORS)}
+    source = make_generator(setup.settings.seed, ALIGN)
+    order = torch.randperm(len(rows), generator=source)[:_PAIRS]
+    order = order[rows.lengths[order].argsort(stable=True)]
+    shares: dict[float, list[Tensor]] = {factor: [] for factor in starts}
+    labels = []
+    with _first_attention(setup.model) as attention:
+        for some in torch.split(order, _TEXTS):
+            batch = rows.batch(some)
+            assert batch.labels is not None
+            assert batch.parts is not None
+            labels.append(batch.labels)
+            form = packed_form(setup.model, batch)
+            states, mask = form.layout.pad(form.embed())
+            parts, _ = form.layout.pad(batch.parts)
+            q, k, _ = attention.project(states, states, states)
+            for factor, start in starts.items():
+                attention.particles.copy_(start)
+                weights = attention.weights(q, k, mask, causal=False)
+                shares[factor].append(cross_text_attention(weights, parts, mask))
+    found = {factor: torch.cat(each) for factor, each in shares.items()}
+    return found, torch.cat(labels)
+
+
+@contextmanager
+def _first_attention(model: KernelEncoder) -> Iterator[KernelAttention]:
+    """Give the first attention layer, and its particles back after the block."""
+    attention = model.layers[0].attention
+    assert isinstance(attention, KernelAttention)
+    kept = attention.particles.detach().clone()
+    with torch.no_grad():
+        try:
+            yield attention
+        finally:
+            attention.particles.copy_(kept)
+
+
+def run_phase_a(
+    setup: Setup,
+    file: Path | None,
+    report: Report,
+    *,
+    save_every: int = 500,
+) -> dict[str, Any]:
+    """Do with the particles what the row asks for before Phase B."""
+    kind = find_variant(setup.settings.attention).phase_a
+    if kind == "none":
+        return {}
+    if kind in ("place", "strew"):
+        return _place(setup, at_random=kind == "strew") | {"kind": kind}
+    began = time.perf_counter()
+    layers = ParticleLayers.find(setup.model)
+    drawn = layers.read(setup.model)
+    inside = alignment_settings(setup.settings, setup.corpus.kind).domain.project(drawn)
+    if kind == "noise":
+        problem = build_problem(setup.model, **alignment_problem(setup))
+        steps, seed = problem.last_step, problem.seed
+        twin = run_twin(problem, Particles(inside), steps, seed=seed)
+        layers.write(setup.model, twin.positions)
+        facts = {"summary": "Phase A without the alignment's gradient."}
+    elif kind == "control" and math.isfinite(setup.settings.align_radius):
+        layers.write(setup.model, inside)
+        facts = {"summary": "Particles projected on the domain and left there."}
+    else:
+        start = choose_start(setup)
+        result = _run_alignment(setup, start, file, report, save_every)
+        facts = _facts(result, start)
+        if kind == "control":
+            sides = 2 if uses_windows(setup.settings, setup.corpus.kind) else 1
+            layers.write(setup.model, _match_norms(drawn, result.positions, sides))
+            facts = {"summary": "Starting directions, norms of aligned particles."}
+    return facts | {"kind": kind, "seconds": time.perf_counter() - began}
+
+
+def _run_alignment(
+    setup: Setup,
+    start: Start | None,
+    file: Path | None,
+    report: Report,
+    save_every: int,
+) -> AlignmentResult:
+    problem = alignment_problem(setup)
+    if start is not None and not (file is not None and file.is_file()):
+        ParticleLayers.find(setup.model).write(setup.model, start.positions)
+    while True:
+        resume, last = None, 0
+        if file is not None and file.is_file():
+            before = load_run(file)
+            resume, last = file, before.state.step
+            if before.reason not in (None, StopReason.CALLBACK):
+                problem["settings"] = problem["settings"].changed({"max_steps": last})
+
+        def told(run: Run, last: int = last) -> bool:
+            report(_records(run.history[-1], "step"))
+            return file is not None and run.state.step - last >= save_every
+
+        result = align(
+            setup.model, **problem, resume=resume, callbacks=(told,), progress=False
+        )
+        if file is not None:
+            result.save(file)
+        if result.run.reason is not StopReason.CALLBACK:
+            return result
+
+
+def _place(setup: Setup, *, at_random: bool) -> dict[str, Any]:
+    """Point particles at windows, or blind them to parts, without asking labels."""
+    settings = setup.settings
+    if has_pair_parts(setup) and not at_random:
+        start = Start(pair_start(setup, 1.0), "matches")
+    elif settings.positions != "learned":
+        raise ParameterError(
+            f"`positions` must be 'learned' for {settings.attention!r}; got "
+            f"{settings.positions!r}."
+        )
+    elif at_random:
+        start = choose_windows(setup, at_random=True)
+    else:
+        windows = window_start(setup)
+        assert windows is not None
+        start = Start(windows, "windows")
+    ParticleLayers.find(setup.model).write(setup.model, start.positions)
+    return {"summary": start.sentence().strip(), "shifts": start.shifts}
+
+
+def _match_norms(drawn: Tensor, aligned: Tensor, sides: int) -> Tensor:
+    """Give drawn particles the norms of aligned ones, for queries and keys apart."""
+    drawn, aligned = (x.reshape(*x.shape[:-1], sides, -1) for x in (drawn, aligned))
+    directions = drawn / drawn.norm(dim=-1, keepdim=True)
+    return (aligned.norm(dim=-1, keepdim=True) * directions).flatten(-2)
+
+
+def _records(record: dict[str, Any], *more: str) -> dict[str, Any]:
+    return {k: record[k] for k in (*more, "alignment", "held_out") if k in record}
+
+
+def _facts(result: AlignmentResult, start: Start | None) -> dict[str, Any]:
+    choice = {} if start is None or start.choice is None else start.choice._asdict()
+    return {
+        "summary": ("" if start is None else start.sentence()) + result.summary(),
+        "steps": result.run.state.step,
+        "begun": "drawn" if start is None else start.begun,
+        "shifts": None if start is None else start.shifts,
+        "chosen": choice,
+        "before": _records(result.history[0]),
+        "after": _records(result.history[-1]),
+        "drowned": result.drowned,
+    }
+
+
+def keep_start(particles: Path | None, setup: Setup) -> None:
+    """Write the weights that Phase A begins with beside its particles.
+
+    Phase A may interrupt Phase B, and what it did can be judged only with the weights
+    of that moment. They are kept, since computing them again would cost the epochs
+    before it, would be exact with the same number of threads only, and would end with
+    the first release that trains in another way.
+    """
+    if particles is None or find_variant(setup.settings.attention).phase_a != "align":
+        return
+    write_archive(particles.with_name(START), setup.model.state_dict(), {})
