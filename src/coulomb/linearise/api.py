@@ -135,9 +135,7 @@ def linearise(
             watch(chosen.steps - fit.steps)
             fits.append(fit)
         exact = _exact_heads(teacher, keep_exact, fits)
-        student = _copy_with_heads(
-            teacher, chosen.n_features, chosen.feature_map, exact
-        )
+        student = _copy_with_heads(teacher, chosen, exact)
         _fill(student, (fit.particles for fit in fits))
         learned = process_time() - begun
         random = random_student(teacher, chosen.n_features, seed)
@@ -223,7 +221,8 @@ def linearised_heads(model: nn.Module) -> list[LinearisedHeads]:
 
 def random_student(teacher: Stack, n_features: int, seed: int) -> Stack:
     """Copy an encoder with FAVOR+ and orthogonal random features: the control."""
-    student = _copy_with_heads(teacher, n_features, "favor", [()] * len(teacher.sites))
+    settings = LineariseSettings(n_features, "favor")
+    student = _copy_with_heads(teacher, settings, [()] * len(teacher.sites))
     source = make_generator(seed, 3)
     drawn = (
         orthogonal_favor(heads.num_heads, n_features, heads.head_dim, generator=source)
@@ -234,13 +233,10 @@ def random_student(teacher: Stack, n_features: int, seed: int) -> Stack:
 
 
 def _copy_with_heads(
-    teacher: Stack,
-    n_features: int,
-    feature_map: str,
-    exact_heads: Sequence[Sequence[int]],
+    teacher: Stack, settings: LineariseSettings, exact_heads: Sequence[Sequence[int]]
 ) -> Stack:
     model = teacher.model
-    kind: dict[str, Any] = {"n_features": n_features, "feature_map": feature_map}
+    kind = {name: getattr(settings, name) for name in ("n_features", "feature_map")}
     if is_pretrained(model):
         fast = with_linearised_heads(model, exact_heads=exact_heads, **kind)
         return Stack(fast.eval())

@@ -137,22 +137,20 @@ def measure_speed(
     first = {name: value[:1] for name, value in batch.items()}
     count = int(teacher.tokens(first).sum())
     first = {name: value[:, :count] for name, value in first.items()}
-    starts = [stack.begin(first) for stack in (teacher, student)]
+    stacks = teacher, student
+    starts = [stack.begin(first) for stack in stacks]
     given = [(*call.arguments, *call.keywords.values()) for _, call in starts]
     if any(isinstance(value, Tensor) for values in given for value in values):
         return {}
     speed = {}
     for length in lengths:
+        places = torch.arange(length, device=starts[0][0].device) % count
         best = [float("inf"), float("inf")]
         for turn in range(repeats + 1):
-            for which, stack in enumerate((teacher, student)):
-                hidden, call = starts[which]
-                axis = 1 if stack.batch_first else 0
-                times = [1, 1, 1]
-                times[axis] = -(-length // count)
-                tiled = hidden.repeat(*times).narrow(axis, 0, length)
+            for which, (hidden, call) in enumerate(starts):
+                tiled = hidden.index_select(int(teacher.batch_first), places)
                 begun = clock()
-                stack(tiled, call)
+                stacks[which](tiled, call)
                 if turn:  # the first warms up
                     best[which] = min(best[which], clock() - begun)
         speed[length] = (best[0], best[1])

@@ -31,6 +31,7 @@ from coulomb.linearise.heads import (
     as_positive_map,
     key_log_weight,
     mean_key_particle,
+    softmax_scores,
 )
 from coulomb.linearise.teacher import Rows
 from coulomb.objectives import AbstractObjective, Field
@@ -266,7 +267,7 @@ class RawAlignment(AbstractImitation):
     """
 
     def compare(self, rows: Rows, particles: HeadParticles) -> Tensor:
-        scores = _scores(rows)
+        scores = softmax_scores(rows.q, rows.k, rows.bias)
         hidden = ~_pairs(rows)
         top = scores.masked_fill(hidden, -torch.inf).amax(dim=(2, 3), keepdim=True)
         teacher = (scores - top).exp().masked_fill(hidden, 0)
@@ -284,16 +285,11 @@ class LogKernelAlignment(AbstractImitation):
         kernel = particles.kernel(*rows.operands)
         student = kernel.clamp_min(torch.finfo(kernel.dtype).tiny).log()
         parts = []
-        for values in (_scores(rows), student):
+        for values in (softmax_scores(rows.q, rows.k, rows.bias), student):
             total = values.masked_fill(~real, 0).sum(dim=-1, keepdim=True)
             mean = total / real.sum(dim=-1, keepdim=True).clamp_min(1)
             parts.append((values - mean).masked_fill(~real, 0))
         return 1 - _cosine(*parts)
-
-
-def _scores(rows: Rows) -> Tensor:
-    scores = rows.q @ rows.k.transpose(-1, -2) * rows.q.shape[-1] ** -0.5
-    return scores if rows.bias is None else scores + rows.bias
 
 
 def _pairs(rows: Rows) -> Tensor:

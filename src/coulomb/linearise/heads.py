@@ -307,9 +307,8 @@ class LinearisedHeads(nn.Module):
         learned, exact = list(self.learned_heads), list(self.exact_heads)
         mask = None if key_mask is None else key_mask[:, None, None, :]
         if bias is not None:
-            low = torch.finfo(bias.dtype).min
-            added = bias[:, exact]
-            mask = added if mask is None else added.masked_fill(~mask, low)
+            bias, low = bias[:, exact], torch.finfo(bias.dtype).min
+            mask = bias if mask is None else bias.masked_fill(~mask, low)
         out[:, exact] = functional.scaled_dot_product_attention(
             q[:, exact], k[:, exact], v[:, exact], attn_mask=mask
         )
@@ -333,12 +332,10 @@ class LinearisedHeads(nn.Module):
             Shape `(batch, heads, n, n)`.
         """
         rows = self._head_particles().rows(q, k, key_mask)
-        if not self.exact_heads:
-            return rows
-        exact = torch.zeros(self.num_heads, dtype=torch.bool, device=rows.device)
-        exact[list(self.exact_heads)] = True
-        softmax = softmax_rows(q, k, key_mask)
-        return torch.where(exact[:, None, None], softmax, rows)
+        if self.exact_heads:
+            exact = list(self.exact_heads)
+            rows[:, exact] = softmax_rows(q[:, exact], k[:, exact], key_mask)
+        return rows
 
     def _head_particles(self, heads: list[int] | slice = slice(None)) -> HeadParticles:
         return HeadParticles(self.particles[heads], self.tilt[heads], self.feature_map)
@@ -364,13 +361,17 @@ def softmax_rows(
     q: Tensor, k: Tensor, key_mask: Tensor | None, bias: Tensor | None = None
 ) -> Tensor:
     """Write out the rows of softmax attention, `softmax(q k' / sqrt(d) + bias)`."""
-    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    if bias is not None:
-        scores = scores + bias
+    scores = softmax_scores(q, k, bias)
     if key_mask is not None:
         low = torch.finfo(scores.dtype).min
         scores = scores.masked_fill(~key_mask[:, None, None, :], low)
     return scores.softmax(dim=-1)
+
+
+def softmax_scores(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
+    """Evaluate `q k' / sqrt(d) + bias`."""
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    return scores if bias is None else scores + bias
 
 
 class LinearisedAttention(AbstractAttention):

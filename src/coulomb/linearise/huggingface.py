@@ -19,12 +19,7 @@ from torch.nn import functional
 
 from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.linearise.heads import LinearisedHeads
-from coulomb.linearise.teacher import (
-    MODEL_TYPES,
-    Stack,
-    check_family,
-    real_tokens,
-)
+from coulomb.linearise.teacher import MODEL_TYPES, Stack, check_family, real_tokens
 
 ATTENTION = "coulomb"
 """The name under which the attention function is registered with transformers."""
@@ -70,9 +65,8 @@ def _attend(
             "coulomb.linearise.linearise first."
         )
     out = functional.dropout(heads(query, key, value, mask), dropout, module.training)
-    weights = None
-    if options.get("output_attentions"):
-        weights = heads.weights(query, key, mask)
+    shown = options.get("output_attentions")
+    weights = heads.weights(query, key, mask) if shown else None
     return out.transpose(1, 2).contiguous(), weights
 
 
@@ -93,9 +87,9 @@ def _mask(
             "`model` must be an encoder whose tokens all see each other; got a causal "
             "or windowed mask."
         )
-    if attention_mask is None:
-        return None
-    if not torch.compiler.is_compiling() and bool(attention_mask.all()):
+    if attention_mask is None or (
+        not torch.compiler.is_compiling() and bool(attention_mask.all())
+    ):
         return None
     return attention_mask[:, None, None, :kv_length].bool()
 
@@ -189,19 +183,15 @@ def linearised_class(base: Any) -> Any:
 
 def _attach(model: nn.Module, settings: Mapping[str, Any]) -> None:
     """Give every attention layer its heads, with particles still to be filled."""
-    stack = Stack(model)
-    exact = [tuple(heads) for heads in settings["exact_heads"]]
-    for site, heads in zip(stack.sites, exact, strict=True):
+    options = dict(settings)
+    exact = options.pop("exact_heads")
+    for site, heads in zip(Stack(model).sites, exact, strict=True):
         layer: Any = site.module
         if type(layer).__name__ == "MPNetSelfAttention":
             layer = LinearisedMPNetSelfAttention(layer)
             model.set_submodule(site.name, layer)
         layer.coulomb = LinearisedHeads(
-            site.num_heads,
-            layer.attention_head_size,
-            n_features=settings["n_features"],
-            feature_map=settings["feature_map"],
-            exact_heads=heads,
+            site.num_heads, layer.attention_head_size, exact_heads=heads, **options
         )
     if not any(exact):
         for module in model.modules():
@@ -210,23 +200,15 @@ def _attach(model: nn.Module, settings: Mapping[str, Any]) -> None:
 
 
 def with_linearised_heads(
-    model: Any,
-    *,
-    n_features: int,
-    feature_map: str,
-    exact_heads: Sequence[Sequence[int]],
+    model: Any, *, exact_heads: Sequence[Sequence[int]], **options: Any
 ) -> Any:
-    """Copy a model of transformers into its linearised class."""
+    """Copy a model of transformers into its class with `LinearisedHeads`."""
     register()
     check_family(model)
     base: Any = type(model)
     values = copy.deepcopy(model.config.to_dict())
     values.pop("model_type", None)
-    settings = {
-        "n_features": n_features,
-        "feature_map": feature_map,
-        "exact_heads": [list(heads) for heads in exact_heads],
-    }
+    settings = options | {"exact_heads": [list(heads) for heads in exact_heads]}
     config = _config_class(base.config_class)(**values, coulomb=settings)
     fast = copy.deepcopy(model)
     fast.__class__ = linearised_class(base)
@@ -235,8 +217,7 @@ def with_linearised_heads(
         if getattr(part, "config", None) is not None:
             part.config = config
     _attach(fast, settings)
-    place = next(model.parameters())
-    return fast.to(device=place.device)
+    return fast.to(device=next(model.parameters()).device)
 
 
 def load_pretrained(folder: str | Path, *, task: str = "AutoModel") -> Any:

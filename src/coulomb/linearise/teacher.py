@@ -81,15 +81,6 @@ class Rows(NamedTuple):
         return self._replace(q=self.q[:, :, chosen], query_mask=mask, bias=bias)
 
 
-class Seen(NamedTuple):
-    """What an attention layer received."""
-
-    x: Tensor  # (batch, n, dim)
-    key_mask: Tensor  # (batch, n), True = real token
-    bias: Tensor | None  # added to the scores
-    projected: Sequence[Tensor] = ()  # queries, keys and values, where they are seen
-
-
 class Call(NamedTuple):
     """What a block is called with beside the hidden states."""
 
@@ -117,16 +108,6 @@ class Site:
         """The layers that make queries, keys and values, where there are such."""
         names = PROJECTIONS.get(type(self.module).__name__, ())
         return [getattr(self.module, name) for name in names]
-
-    def project(self, seen: Seen) -> list[Tensor]:
-        """Give queries, keys and values by head."""
-        parts = seen.projected
-        if not parts:
-            layer: Any = self.module
-            joint = functional.linear(seen.x, layer.in_proj_weight, layer.in_proj_bias)
-            parts = joint.chunk(3, dim=-1)
-        shape = (*seen.x.shape[:-1], self.num_heads, -1)
-        return [part.view(shape).transpose(1, 2) for part in parts]
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -210,24 +191,22 @@ class Stack(nn.Module):
             out = self.blocks[number](hidden, *call.arguments, **call.keywords)
         return out[0] if isinstance(out, tuple) else out
 
-    def observe_block(
+    def record_block(
         self, number: int, hidden: Tensor, call: Call
-    ) -> tuple[Seen, Tensor]:
-        """Call one block, and keep what its attention layer received."""
-        caught: list[Seen] = []
-        made: dict[nn.Module, Tensor] = {}
+    ) -> tuple[Rows, Tensor]:
+        """Call one block, and keep what its attention layer compares."""
         site = self.sites[number]
-        module = site.module
+        received: dict[str, Any] = {}
+        made: dict[nn.Module, Tensor] = {}
 
-        def keep(_: nn.Module, arguments: tuple[Any, ...], keywords: Any) -> None:
-            signature = inspect.signature(module.forward)
-            bound = signature.bind_partial(*arguments, **keywords)
-            caught.append(_seen(module, bound.arguments))
+        def keep(layer: nn.Module, arguments: tuple[Any, ...], keywords: Any) -> None:
+            signature = inspect.signature(layer.forward)
+            received.update(signature.bind_partial(*arguments, **keywords).arguments)
 
         def keep_projected(layer: nn.Module, _: Any, out: Tensor) -> None:
             made[layer] = out
 
-        handles = [module.register_forward_pre_hook(keep, with_kwargs=True)]
+        handles = [site.module.register_forward_pre_hook(keep, with_kwargs=True)]
         handles += [
             layer.register_forward_hook(keep_projected) for layer in site.projections
         ]
@@ -236,8 +215,20 @@ class Stack(nn.Module):
         finally:
             for handle in handles:
                 handle.remove()
-        projected = [made[layer] for layer in site.projections]
-        return caught[0]._replace(projected=projected), after
+        x, key_mask = _tokens_received(site.module, received)
+        parts: Sequence[Tensor] = [made[layer] for layer in site.projections]
+        if not parts:  # torch projects inside its layer
+            whole: Any = site.module
+            joint = functional.linear(x, whole.in_proj_weight, whole.in_proj_bias)
+            parts = joint.chunk(3, dim=-1)
+        shape = (*x.shape[:2], site.num_heads, -1)
+        # Head after head: one product evaluates the features of a head's tokens.
+        q, k, v = (
+            part.view(shape).movedim(2, 0).contiguous().transpose(0, 1)
+            for part in parts
+        )
+        bias = received.get("position_bias")
+        return Rows(q, k, v, key_mask, key_mask, bias), after
 
     def forward(self, hidden: Tensor, call: Call) -> list[Tensor]:
         """Call all blocks, and give `(batch, n, dim)` after each."""
@@ -255,7 +246,7 @@ class Stack(nn.Module):
         """Tell which tokens of a batch are real."""
         if "attention_mask" in batch:
             return self._on_device(batch)["attention_mask"].bool()
-        return self.observe_block(0, *self.begin(batch))[0].key_mask
+        return self.record_block(0, *self.begin(batch))[0].key_mask
 
 
 def _find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
@@ -275,7 +266,10 @@ def _find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
     return found[0]
 
 
-def _seen(module: nn.Module, arguments: Mapping[str, Any]) -> Seen:
+def _tokens_received(
+    module: nn.Module, arguments: Mapping[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """Find the inputs `(batch, n, dim)`, and which of them are real tokens."""
     if isinstance(module, nn.MultiheadAttention | AbstractAttention):
         if arguments.get("attn_mask") is not None or arguments.get("is_causal"):
             raise ParameterError(
@@ -292,7 +286,7 @@ def _seen(module: nn.Module, arguments: Mapping[str, Any]) -> Seen:
         mask = None if mask is None else real_tokens(mask)
     if mask is None:
         mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-    return Seen(x, mask.expand(x.shape[:2]), arguments.get("position_bias"))
+    return x, mask.expand(x.shape[:2])
 
 
 def real_tokens(mask: Tensor) -> Tensor:
@@ -391,20 +385,14 @@ class Recording:
         n_blocks = len(self.stack.blocks)
         sizes = accumulate(n_blocks * hidden.nbytes for hidden, _ in states)
         self.kept = [[] for size in sizes if size <= self.most_bytes]
-        for number, site in enumerate(self.stack.sites):
+        for number in range(n_blocks):
             rows = []
             for i, (hidden, call) in enumerate(states):
-                seen, hidden = self.stack.observe_block(number, hidden, call)
+                seen, hidden = self.stack.record_block(number, hidden, call)
                 states[i] = hidden, call
                 if i < len(self.kept):
                     self.kept[i].append(self.stack.batch_major(hidden))
-                # Head after head: one product evaluates the features of a head's
-                # tokens.
-                q, k, v = (
-                    part.transpose(0, 1).contiguous().transpose(0, 1)
-                    for part in site.project(seen)
-                )
-                rows.append(Rows(q, k, v, seen.key_mask, seen.key_mask, seen.bias))
+                rows.append(seen)
             yield rows
 
     @torch.no_grad()
