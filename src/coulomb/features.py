@@ -33,11 +33,55 @@ class Particles(NamedTuple):
 
 
 class AbstractFeatureMap(ABC):
-    """A map from inputs `(*groups, n, dim)` to features `(*groups, n, n_features)`."""
+    """A map from inputs `(*groups, n, dim)` to features `(*groups, n, n_features)`.
+
+    What callers have to know about a map is declared here, so that none of them asks
+    for its type or its name.
+
+    Attributes
+    ----------
+    positive : bool
+        Whether no feature is negative.
+    needs_phases : bool
+        Whether particles must carry phases.
+    imitates_softmax : bool
+        Whether the kernel is that of softmax attention on average, for particles of
+        unit variance and queries and keys scaled by `dim ** -0.25`.
+    normalised : bool
+        Whether the features of an input sum to `sqrt(M)`; otherwise they may overflow.
+    exponential : bool
+        Whether `log phi(x, w) = w.x / temperature + c(x)`, with `c` that makes features
+        sum to a constant if `normalised`, and `-|x|^2 / 2` if not.
+    temperature, floor : float
+        What projections are divided by, and the least feature before normalisation.
+    tempered : bool
+        Whether `temperature` can be chosen.
+    loop_code : int or None
+        The number of the map in `coulomb.kernels.maps`; None if it has no loop there.
+    feature_gives_slope : bool
+        Whether the derivative in the projection is a function of the feature alone.
+    """
 
     positive: ClassVar[bool] = True
     needs_phases: ClassVar[bool] = False
     imitates_softmax: ClassVar[bool] = False
+    normalised: ClassVar[bool] = False
+    exponential: ClassVar[bool] = False
+    tempered: ClassVar[bool] = False
+    loop_code: ClassVar[int | None] = None
+    feature_gives_slope: ClassVar[bool] = False
+    temperature: float = 1.0
+    floor: float = 0.0
+
+    @property
+    def needs_shift(self) -> bool:
+        """Whether features may overflow, so that sums take them in logarithms."""
+        return self.exponential and not self.normalised
+
+    @property
+    def has_log_features(self) -> bool:
+        """Whether `log_features` gives something."""
+        return type(self).log_features is not AbstractFeatureMap.log_features
 
     def n_features(self, n_particles: int) -> int:
         """Count the features that `n_particles` particles give.
@@ -70,6 +114,21 @@ class AbstractFeatureMap(ABC):
         Tensor
             Features, shape `(*groups, n, n_features)`.
         """
+
+    def log_features(self, x: Tensor, particles: Particles) -> Tensor | None:
+        """Take the logarithm of the features, for sums that must not leave the range.
+
+        Parameters
+        ----------
+        x, particles
+            As in a call.
+
+        Returns
+        -------
+        Tensor or None
+            Shape `(*groups, n, n_features)`; None for maps that have no need of it.
+        """
+        return None
 
 
 feature_maps: Registry[AbstractFeatureMap] = Registry("feature_map")
@@ -182,32 +241,23 @@ class Favor(AbstractFeatureMap):
     """
 
     imitates_softmax: ClassVar[bool] = True
+    exponential: ClassVar[bool] = True
+    loop_code: ClassVar[int] = 5
+    feature_gives_slope: ClassVar[bool] = True
 
-    def exponents(self, x: Tensor, particles: Particles) -> Tensor:
-        """Take the logarithm of the features, for sums that must not overflow.
-
-        Parameters
-        ----------
-        x
-            Inputs, shape `(*groups, n, dim)`.
-        particles
-            The particles.
-
-        Returns
-        -------
-        Tensor
-            `w.x - |x|^2 / 2 - log(M) / 2`, shape `(*groups, n, n_particles)`.
-        """
+    def log_features(self, x: Tensor, particles: Particles) -> Tensor:
         half_square = 0.5 * x.square().sum(dim=-1, keepdim=True)
         half_log = 0.5 * math.log(particles.n_particles)
         return projections(x, particles) - half_square - half_log
 
     def __call__(self, x: Tensor, particles: Particles) -> Tensor:
-        return self.exponents(x, particles).exp()
+        return self.log_features(x, particles).exp()
 
 
 @dataclass(frozen=True)
 class _Tempered(AbstractFeatureMap):
+    normalised: ClassVar[bool] = True
+    tempered: ClassVar[bool] = True
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
@@ -237,6 +287,9 @@ class Elu(_Floored):
     tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
     """
 
+    loop_code: ClassVar[int] = 1
+    feature_gives_slope: ClassVar[bool] = True
+
     def __call__(self, x: Tensor, particles: Particles) -> Tensor:
         angles = self._scaled(x, particles)
         if particles.phases is not None:
@@ -254,6 +307,8 @@ class Softplus(_Floored):
     >>> Softplus()(torch.zeros(1, 3), Particles(torch.ones(4, 3)))
     tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
     """
+
+    loop_code: ClassVar[int] = 2
 
     def __call__(self, x: Tensor, particles: Particles) -> Tensor:
         return renormalise(functional.softplus(self._scaled(x, particles)) + self.floor)
@@ -273,6 +328,13 @@ class SquaredSigmoid(_Tempered):
     tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
     """
 
+    loop_code: ClassVar[int] = 3
+
+    def log_features(self, x: Tensor, particles: Particles) -> Tensor:
+        logarithms = 2 * functional.logsigmoid(self._scaled(x, particles))
+        half_log = 0.5 * math.log(particles.n_particles)
+        return logarithms.log_softmax(dim=-1) + half_log
+
     def __call__(self, x: Tensor, particles: Particles) -> Tensor:
         logarithms = 2 * functional.logsigmoid(self._scaled(x, particles))
         return math.sqrt(particles.n_particles) * logarithms.softmax(dim=-1)
@@ -288,6 +350,14 @@ class SoftmaxFeatures(_Tempered):
     >>> SoftmaxFeatures()(torch.zeros(1, 3), Particles(torch.ones(4, 3)))
     tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
     """
+
+    exponential: ClassVar[bool] = True
+    loop_code: ClassVar[int] = 0
+    feature_gives_slope: ClassVar[bool] = True
+
+    def log_features(self, x: Tensor, particles: Particles) -> Tensor:
+        half_log = 0.5 * math.log(particles.n_particles)
+        return self._scaled(x, particles).log_softmax(dim=-1) + half_log
 
     def __call__(self, x: Tensor, particles: Particles) -> Tensor:
         angles = self._scaled(x, particles)
@@ -307,6 +377,8 @@ class SquaredCosine(AbstractFeatureMap):
     """
 
     needs_phases: ClassVar[bool] = True
+    normalised: ClassVar[bool] = True
+    loop_code: ClassVar[int] = 4
 
     def __call__(self, x: Tensor, particles: Particles) -> Tensor:
         angles = projections(x, particles) + _phases(particles, "cos2")
@@ -337,6 +409,9 @@ class CustomMap(AbstractFeatureMap):
         return features
 
 
+_built: dict[str, AbstractFeatureMap] = {}
+
+
 def as_feature_map(
     feature_map: "str | AbstractFeatureMap | Callable[[Tensor, Particles], Tensor]",
 ) -> AbstractFeatureMap:
@@ -363,7 +438,9 @@ def as_feature_map(
     if isinstance(feature_map, AbstractFeatureMap):
         return feature_map
     if isinstance(feature_map, str):
-        return feature_maps.build(feature_map)
+        if feature_map not in _built:
+            _built[feature_map] = feature_maps.build(feature_map)
+        return _built[feature_map]
     if callable(feature_map):
         return CustomMap(feature_map)
     raise ParameterTypeError(

@@ -319,7 +319,7 @@ def divergence_field(rows: Rows, particles: HeadParticles) -> tuple[Tensor, Tens
     this goes over them four times, and keeps nothing.
     """
     positions = particles.positions
-    temperature: float = particles.feature_map.temperature  # type: ignore[attr-defined]
+    temperature: float = particles.feature_map.temperature
     q, k = (x.transpose(0, 1) for x in (rows.q, rows.k))  # (heads, batch, n, dim)
     for_queries, for_keys = (positions / temperature).chunk(2, dim=-1)
     phi_q, phi_k = _softmax_features(q, for_queries), _softmax_features(k, for_keys)

@@ -20,7 +20,7 @@ from coulomb._support.checks import check_count
 from coulomb._support.errors import ParameterError
 from coulomb.attention import AbstractAttention, linear_attention
 from coulomb.attention.layers.base import options_of
-from coulomb.attention.ops.traceable import must_be_plain
+from coulomb.attention.ops.checks import must_be_plain
 from coulomb.features import (
     AbstractFeatureMap,
     Particles,

@@ -58,7 +58,7 @@ def test_halves_of_untied_particles_meet_queries_and_keys(name):
         Particles(part.contiguous(), layer.phases)
         for part in layer.particles.detach().split(half, dim=-1)
     )
-    features = phi(q[..., :half], asking), phi(k[..., half:], asked)
+    features = phi(q, asking), phi(k, asked)
     close(weights, reference.attention_weights(*features, ~padding))
     assert not torch.allclose(weights, weights.mT)
 

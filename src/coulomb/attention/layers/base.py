@@ -17,7 +17,7 @@ from coulomb._support.checks import check_count, check_real
 from coulomb._support.errors import ParameterError, ParameterTypeError, unknown_name
 from coulomb._support.registry import Registry
 from coulomb._support.streams import make_generator
-from coulomb.attention.ops.traceable import must_be_plain
+from coulomb.attention.ops.checks import must_be_plain
 
 if TYPE_CHECKING:
     from coulomb.attention.encoder.dropout import Dropout, LayerDropout

@@ -18,7 +18,7 @@ from coulomb.attention.layers.base import (
     attention_layers,
 )
 from coulomb.attention.layers.kernel import AbstractFeatureAttention
-from coulomb.attention.ops.traceable import must_be_plain
+from coulomb.attention.ops.checks import must_be_plain
 from coulomb.dynamics.initial import Orthogonal
 from coulomb.features import AbstractFeatureMap, Favor, Particles
 

@@ -21,6 +21,7 @@ from coulomb.attention.layers.base import (
     real_keys,
 )
 from coulomb.attention.ops.api import kernel_attention, packed_attention
+from coulomb.attention.ops.checks import must_be_plain
 from coulomb.attention.ops.decoding import (
     AttentionState,
     decode_step,
@@ -28,7 +29,6 @@ from coulomb.attention.ops.decoding import (
     prefill,
 )
 from coulomb.attention.ops.reference import kernel_weights
-from coulomb.attention.ops.traceable import must_be_plain
 from coulomb.dynamics.initial import (
     AbstractLaw,
     Orthogonal,
@@ -71,8 +71,6 @@ def _as_law(
 class AbstractFeatureAttention(AbstractAttention):
     """Attention by features, `a_i = phi(q_i)' G / phi(q_i)' z`."""
 
-    tied = True
-
     @abstractmethod
     def kernel(self) -> tuple[Particles, AbstractFeatureMap]:
         """Give the particles of the heads and the feature map.
@@ -82,6 +80,16 @@ class AbstractFeatureAttention(AbstractAttention):
         tuple
             The layer's own tensors, not copies, and the map.
         """
+
+    def as_key_particles(self) -> Particles | None:
+        """Give what meets keys, for the argument `key_particles` of the operations.
+
+        Returns
+        -------
+        Particles or None
+            The layer's own tensors, not copies; None if they are those of queries.
+        """
+        return None
 
     def count_pass(self) -> None:
         """Count a forward pass in training; for layers that draw particles anew."""
@@ -93,10 +101,6 @@ class AbstractFeatureAttention(AbstractAttention):
         if self.kernel()[1].imitates_softmax:
             scale = self.head_dim**-0.25
             q, k = q * scale, k * scale
-        if not self.tied:
-            # Zeros where the other half of a particle is: the operations need not know.
-            q = functional.pad(q, (0, self.head_dim))
-            k = functional.pad(k, (self.head_dim, 0))
         return q, k, v
 
     def attend(
@@ -104,13 +108,17 @@ class AbstractFeatureAttention(AbstractAttention):
     ) -> Tensor:
         if not must_be_plain(q):
             self.count_pass()
-        out = kernel_attention(q, k, v, *self.kernel(), key_mask, causal=causal)
+        keys = self.as_key_particles()
+        operands = q, k, v, *self.kernel(), key_mask
+        out = kernel_attention(*operands, key_particles=keys, causal=causal)
         return functional.dropout(out, self.dropout, self.training)
 
     def weights(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None, *, causal: bool
     ) -> Tensor:
-        weights = kernel_weights(q, k, *self.kernel(), key_mask, causal=causal)
+        keys = self.as_key_particles()
+        operands = q, k, *self.kernel(), key_mask
+        weights = kernel_weights(*operands, key_particles=keys, causal=causal)
         return weights.to(q.dtype)
 
     def attend_packed(self, tokens: PackedTokens) -> Tensor:
@@ -118,9 +126,10 @@ class AbstractFeatureAttention(AbstractAttention):
         states, layout, dropout, compiled = tokens
         out = self.attend_compiled(states, layout) if compiled else None
         if out is None:
-            operands = *self.project_packed(states), *self.kernel()
-            bounds = layout.cu_seqlens
-            out = packed_attention(*operands, bounds, causal=self.causal).flatten(1)
+            keys = self.as_key_particles()
+            operands = *self.project_packed(states), *self.kernel(), layout.cu_seqlens
+            out = packed_attention(*operands, key_particles=keys, causal=self.causal)
+            out = out.flatten(1)
         return dropout.drop(out, self.dropout)
 
     def attend_compiled(self, states: Tensor, layout: "Layout") -> Tensor | None:
@@ -250,9 +259,23 @@ class KernelAttention(AbstractFeatureAttention):
         Returns
         -------
         Particles
-            The layer's own tensors, not copies.
+            The layer's own tensors, not copies; what meets queries if not `tied`.
         """
-        return Particles(self.particles, self.phases)
+        positions: Tensor = self.particles
+        if not self.tied:
+            positions = positions[..., : self.head_dim]
+        return Particles(positions, self.phases)
+
+    def as_key_particles(self) -> Particles | None:
+        if self.tied:
+            return None
+        return Particles(self.particles[..., self.head_dim :], self.phases)
+
+    def attend_compiled(self, states: Tensor, layout: "Layout") -> Tensor | None:
+        from coulomb.attention.layers.packed_cores import attend_features
+
+        particles = Particles(self.particles, self.phases)  # both halves if untied
+        return attend_features(self, states, particles, self.feature_map, layout)
 
     def kernel(self) -> tuple[Particles, AbstractFeatureMap]:
         return self.as_particles(), self.feature_map
@@ -277,7 +300,7 @@ class KernelAttention(AbstractFeatureAttention):
         key_mask = real_keys(key_padding_mask, x, batched=True)
         q, k, v = self.project(x, x, x)
         out = self.join(self.attend(q, k, v, key_mask, causal=True))
-        particles = self.as_particles()
+        particles = self.as_key_particles() or self.as_particles()
         return out, prefill(k, v, particles, self.feature_map, key_mask)
 
     def decode(
@@ -318,7 +341,9 @@ class KernelAttention(AbstractFeatureAttention):
                 dim_v=self.head_dim,
             )
         token = q[:, :, 0], k[:, :, 0], v[:, :, 0]
-        out, state = decode_step(state, *token, particles, self.feature_map)
+        operands = *token, particles, self.feature_map
+        keys = self.as_key_particles()
+        out, state = decode_step(state, *operands, key_particles=keys)
         out = functional.dropout(out, self.dropout, self.training)
         return self.join(out.unsqueeze(2)).squeeze(1), state
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from coulomb._support.errors import ParameterError, unknown_name
 from coulomb.attention.layers.base import Seed, as_generator, options_of
 from coulomb.attention.layers.kernel import KernelAttention
-from coulomb.attention.ops.traceable import must_be_plain
+from coulomb.attention.ops.checks import must_be_plain
 
 __all__ = ["TransformersAttention", "replace_attention"]
 

@@ -13,46 +13,35 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from coulomb.attention.ops import traceable as plain
-from coulomb.attention.ops.autograd import FusedAttention, full_precision
-from coulomb.attention.ops.blocks import Bucket, Cut, Plan
+from coulomb.attention.ops import traceable
+from coulomb.attention.ops.autograd import FusedAttention, cheaper_form
+from coulomb.attention.ops.blocked import BlockIndex, Problem
 from coulomb.attention.ops.checks import (
     check_form,
+    check_log_weight,
     check_mask,
     check_operands,
     check_packed,
-    head_particles,
+    full_precision,
+    must_be_plain,
     sequence_bounds,
+    side_particles,
     working_dtype,
 )
 from coulomb.features import AbstractFeatureMap, Particles, as_feature_map
 
-# A slab has at least this many sequences times heads: fewer do not occupy the cores,
-# more would leave each too short a block in the cache.
+# A block has at least this many sequences times heads: fewer do not occupy the cores,
+# more would leave each too short a block of rows in the cache.
 _GROUPS = 8
 
 # Features that take up no more than this, all together, are kept for the backward pass
 # instead of being evaluated again.
 _KEPT_BYTES = 1 << 25
 
+# Short sequences share a block, as long as its features stay in the cache.
+_BLOCK_ELEMENTS = 1 << 19
 
-# Short sequences share a slab, as long as its features stay in the cache.
-_SLAB_ELEMENTS = 1 << 19
-
-
-def _batch_cuts(
-    k: Tensor, key_mask: Tensor | None, n_features: int
-) -> tuple[tuple[int, int], ...]:
-    batch, heads, length = k.shape[:3]
-    if k.device.type != "cpu":
-        step = batch
-    else:
-        if key_mask is not None:
-            # Not the padded length: more padding must not change the sums.
-            length = int(key_mask.sum(dim=1).max()) if batch else 0
-        few = _SLAB_ELEMENTS // max(heads * length * n_features, 1)
-        step = max(1, _GROUPS // max(heads, 1), few)
-    return tuple((i, min(i + step, batch)) for i in range(0, batch, max(step, 1)))
+FeatureMap = str | AbstractFeatureMap | Callable[[Tensor, Particles], Tensor]
 
 
 def linear_attention(
@@ -100,14 +89,22 @@ def linear_attention(
     check_mask(key_mask, phi_k)
     with full_precision(v):
         dtype = working_dtype(v)
-        if plain.must_be_plain(v):
+        if must_be_plain(v):
             if key_mask is not None:
                 phi_k = phi_k.masked_fill(~key_mask[:, None, :, None], 0)
-            features = phi_q.to(dtype), phi_k.to(dtype), None
-            return _plain_forms(*features, v, key_mask, causal=causal, form=form)
+            return traceable.attend(
+                phi_q.to(dtype),
+                phi_k.to(dtype),
+                None,
+                v,
+                key_mask,
+                causal=causal,
+                quadratic=form == "quadratic",
+            )
         none = torch.empty(phi_q.shape[1], 0, 0, dtype=dtype, device=v.device)
-        plan = Plan(None, causal, form, _batch_cuts(phi_k, key_mask, phi_k.shape[-1]))
-        return _apply(phi_q, phi_k, v, Particles(none), key_mask, plan)
+        operands = phi_q, phi_k, v, None
+        sides = Particles(none), None
+        return _apply(operands, sides, None, key_mask, causal, form, phi_k.shape[-1])
 
 
 def kernel_attention(
@@ -115,9 +112,11 @@ def kernel_attention(
     k: Tensor,
     v: Tensor,
     particles: Particles,
-    feature_map: str | AbstractFeatureMap | Callable[[Tensor, Particles], Tensor],
+    feature_map: FeatureMap,
     key_mask: Tensor | None = None,
     *,
+    key_particles: Particles | None = None,
+    key_log_weight: Tensor | None = None,
     causal: bool = False,
     form: str = "auto",
 ) -> Tensor:
@@ -125,12 +124,13 @@ def kernel_attention(
 
     The same number as `linear_attention(phi(q), phi(k), v)`. The backward pass
     evaluates the features again (unless they are few); it gives gradients of queries,
-    keys, values, positions and phases, once (not of gradients).
+    keys, values, weights, positions and phases, once (not of gradients).
 
-    Where numba is installed, large problems with `favor` or `softmaxfeat` in float32 on
-    a CPU are computed in compiled loops, if dimensions and the number of particles are
-    multiples of 16; the first call ever compiles them. The environment variable
-    ``COULOMB_NUMBA=0`` turns them off.
+    Where numba is installed, large problems with exponential maps in float32 on a CPU
+    are computed in compiled loops, if dimensions and the number of particles are
+    multiples of 16, queries and keys meet the same particles and keys have no weights;
+    the first call ever compiles them. The environment variable ``COULOMB_NUMBA=0``
+    turns them off.
 
     Parameters
     ----------
@@ -145,6 +145,12 @@ def kernel_attention(
         A map, its name, or a function of `(x, particles)`.
     key_mask
         Shape `(batch, m)`, True = real token; None if all are.
+    key_particles
+        What keys meet, as many as `particles` and shaped like them, which then meet
+        queries alone; None for the same.
+    key_log_weight
+        Logarithms of factors `c_j` of the keys' features, `c_j phi(k_j)`, finite, shape
+        `(batch, heads, m)`; None for ones.
     causal
         Whether query i sees the keys j <= i only.
     form
@@ -166,23 +172,32 @@ def kernel_attention(
     check_form(form)
     check_operands(("q", "k", "v"), (q, k, v), causal=causal)
     check_mask(key_mask, k)
+    check_log_weight(key_log_weight, k)
     feature_map = as_feature_map(feature_map)
     with full_precision(v):
-        particles = head_particles(particles, q.shape[1], q)
-        if plain.must_be_plain(v):
-            dtype = particles.positions.dtype
-            features = plain.feature_pair(
+        sides = side_particles(particles, key_particles, q.shape[1], q)
+        if must_be_plain(v):
+            dtype = sides[0].positions.dtype
+            if key_log_weight is not None:
+                key_log_weight = key_log_weight.to(dtype)
+            features = traceable.feature_pair(
                 q.to(dtype),
                 k.to(dtype),
-                particles,
+                sides,
                 feature_map,
                 key_mask,
+                key_log_weight,
                 causal=causal,
             )
-            return _plain_forms(*features, v, key_mask, causal=causal, form=form)
-        n_features = particles.n_particles
-        plan = Plan(feature_map, causal, form, _batch_cuts(k, key_mask, n_features))
-        return _apply(q, k, v, particles, key_mask, plan)
+            quadratic = form == "quadratic"
+            return traceable.attend(
+                *features, v, key_mask, causal=causal, quadratic=quadratic
+            )
+        if key_log_weight is not None:
+            key_log_weight = key_log_weight.unsqueeze(-1)
+        operands = q, k, v, key_log_weight
+        n_features = sides[0].n_particles
+        return _apply(operands, sides, feature_map, key_mask, causal, form, n_features)
 
 
 def packed_attention(
@@ -190,9 +205,11 @@ def packed_attention(
     k: Tensor,
     v: Tensor,
     particles: Particles,
-    feature_map: str | AbstractFeatureMap | Callable[[Tensor, Particles], Tensor],
+    feature_map: FeatureMap,
     cu_seqlens: Tensor,
     *,
+    key_particles: Particles | None = None,
+    key_log_weight: Tensor | None = None,
     causal: bool = False,
     max_length: int | None = None,
 ) -> Tensor:
@@ -210,6 +227,10 @@ def packed_attention(
         As in `kernel_attention`.
     cu_seqlens
         Cumulative lengths `[0, n_1, n_1 + n_2, ..., tokens]`, whole numbers.
+    key_particles
+        As in `kernel_attention`.
+    key_log_weight
+        As in `kernel_attention`, shape `(tokens, heads)`.
     causal
         Whether a query sees only the keys up to its own position.
     max_length
@@ -230,50 +251,82 @@ def packed_attention(
     tensor([2., 2., 5.])
     """
     check_packed(q, k, v)
+    check_log_weight(key_log_weight, k)
     feature_map = as_feature_map(feature_map)
+    if key_log_weight is not None:
+        key_log_weight = key_log_weight.unsqueeze(-1)
+    operands = q, k, v, key_log_weight
     with full_precision(v):
-        if plain.must_be_plain(v):
+        if must_be_plain(v):
             tokens = torch.arange(q.shape[0], device=q.device)
             if max_length is None:
                 max_length = int((cu_seqlens[1:] - cu_seqlens[:-1]).max())
             rows, mask = _padding(cu_seqlens[:-1], cu_seqlens[1:], max_length)
             q, k, v = (x[rows].transpose(1, 2) for x in (q, k, v))
-            out = kernel_attention(q, k, v, particles, feature_map, mask, causal=causal)
+            if key_log_weight is not None:
+                key_log_weight = key_log_weight[rows].transpose(1, 2).squeeze(-1)
+            out = kernel_attention(
+                q,
+                k,
+                v,
+                particles,
+                feature_map,
+                mask,
+                key_particles=key_particles,
+                key_log_weight=key_log_weight,
+                causal=causal,
+            )
             # Rows beyond a sequence are masked keys and unused queries.
             owner = torch.searchsorted(cu_seqlens[1:], tokens, right=True)
             return out.transpose(1, 2)[owner, tokens - cu_seqlens[owner]]
-        particles = head_particles(particles, q.shape[1], q)
+        sides = side_particles(particles, key_particles, q.shape[1], q)
         bounds = sequence_bounds(cu_seqlens, q.shape[0])
-        cuts = _packed_cuts(bounds, q, particles.n_particles)
-        plan = Plan(feature_map, causal, "auto", cuts, packed=True)
-        return _apply(q, k, v, particles, None, plan)
+        blocks = _packed_blocks(bounds, q, sides[0].n_particles)
+        problem = Problem(feature_map, causal, "auto", blocks, packed=True)
+        return _run(operands, sides, None, problem)
 
 
-def _packed_cuts(
+def _batch_blocks(
+    k: Tensor, key_mask: Tensor | None, n_features: int
+) -> tuple[BlockIndex, ...]:
+    batch, heads, length = k.shape[:3]
+    if k.device.type != "cpu":
+        step = batch
+    else:
+        if key_mask is not None:
+            # Not the padded length: more padding must not change the sums.
+            length = int(key_mask.sum(dim=1).max()) if batch else 0
+        few = _BLOCK_ELEMENTS // max(heads * length * n_features, 1)
+        step = max(1, _GROUPS // max(heads, 1), few)
+    starts = range(0, batch, max(step, 1))
+    return tuple(BlockIndex(start, min(start + step, batch)) for start in starts)
+
+
+def _packed_blocks(
     bounds: tuple[tuple[int, int], ...], q: Tensor, n_features: int
-) -> tuple[Cut, ...]:
-    # Short sequences share a slab with those of about their length; long ones, whose
-    # features fill the cache, are slabs by themselves.
+) -> tuple[BlockIndex, ...]:
+    # Short sequences share a block with those of about their length; long ones, whose
+    # features fill the cache, are blocks by themselves.
     row = max(q.shape[1] * n_features, 1)
-    cuts: list[Cut] = []
+    blocks: list[BlockIndex] = []
     together: list[tuple[int, int]] = []
     for bound in sorted(bounds, key=lambda bound: bound[1] - bound[0]):
         longest = bound[1] - bound[0]
-        if together and (len(together) + 1) * longest * row > _SLAB_ELEMENTS:
-            cuts.append(_bucket(together, q.device))
+        if together and (len(together) + 1) * longest * row > _BLOCK_ELEMENTS:
+            blocks.append(_packed_block(together, q.device))
             together = []
         together.append(bound)
     if together:
-        cuts.append(_bucket(together, q.device))
-    return tuple(cuts)
+        blocks.append(_packed_block(together, q.device))
+    return tuple(blocks)
 
 
-def _bucket(bounds: list[tuple[int, int]], device: torch.device) -> Cut:
+def _packed_block(bounds: list[tuple[int, int]], device: torch.device) -> BlockIndex:
     if len(bounds) == 1:
-        return bounds[0]
+        return BlockIndex(*bounds[0], packed=True)
     starts, stops = torch.tensor(bounds, device=device).unbind(1)
     longest = bounds[-1][1] - bounds[-1][0]
-    return Bucket(*_padding(starts, stops, longest))
+    return BlockIndex(0, 0, True, *_padding(starts, stops, longest))
 
 
 def _padding(starts: Tensor, stops: Tensor, max_length: int) -> tuple[Tensor, Tensor]:
@@ -283,42 +336,42 @@ def _padding(starts: Tensor, stops: Tensor, max_length: int) -> tuple[Tensor, Te
     return rows.masked_fill(~mask, 0), mask
 
 
+_Operands = tuple[Tensor, Tensor, Tensor, Tensor | None]
+_Sides = tuple[Particles, Particles | None]
+
+
 def _apply(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    particles: Particles,
+    operands: _Operands,
+    sides: _Sides,
+    feature_map: AbstractFeatureMap | None,
     key_mask: Tensor | None,
-    plan: Plan,
-) -> Tensor:
-    operands = (q, k, v, *particles)
-    if torch.is_grad_enabled() and any(
-        x is not None and x.requires_grad for x in operands
-    ):
-        rows = (q.numel() + k.numel()) // max(q.shape[-1], 1)
-        size = rows * particles.positions.shape[-2] * particles.positions.element_size()
-        plan = plan._replace(backward=True, keep=size <= _KEPT_BYTES)
-    out: Tensor = FusedAttention.apply(  # type: ignore[no-untyped-call]
-        q, k, v, *particles, key_mask, plan
-    )
-    return out
-
-
-def _plain_forms(
-    phi_q: Tensor,
-    phi_k: Tensor,
-    logs: Tensor | None,
-    v: Tensor,
-    key_mask: Tensor | None,
-    *,
     causal: bool,
     form: str,
+    n_features: int,
 ) -> Tensor:
-    values = plain.values_with_ones(v.to(phi_k.dtype), key_mask)
-    if causal:
-        sums = plain.causal_sums(
-            phi_q, phi_k, values, logs, quadratic=form == "quadratic"
-        )
-    else:
-        sums = plain.bidirectional(phi_q, phi_k, values, quadratic=form == "quadratic")
-    return plain.ratio(sums).to(v.dtype)
+    q, k, v, _ = operands
+    blocks = _batch_blocks(k, key_mask, n_features)
+    if feature_map is not None:
+        n_features = feature_map.n_features(n_features)
+    if form == "auto":
+        form = cheaper_form(q.shape[2], k.shape[2], n_features, v.shape[3])
+        form = "linear" if causal else form
+    return _run(operands, sides, key_mask, Problem(feature_map, causal, form, blocks))
+
+
+def _run(
+    operands: _Operands, sides: _Sides, key_mask: Tensor | None, problem: Problem
+) -> Tensor:
+    q, k = operands[:2]
+    particles = (*sides[0], *(sides[1] or (None, None)))
+    if torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (*operands, *particles)
+    ):
+        positions = sides[0].positions
+        rows = (q.numel() + k.numel()) // max(q.shape[-1], 1)
+        size = rows * positions.shape[-2] * positions.element_size()
+        problem = problem._replace(backward=True, keep=size <= _KEPT_BYTES)
+    out: Tensor = FusedAttention.apply(  # type: ignore[no-untyped-call]
+        problem, key_mask, *operands, *particles
+    )
+    return out

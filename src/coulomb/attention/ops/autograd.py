@@ -1,8 +1,6 @@
-"""One autograd function for every form: slabs, their gradients, the particles'."""
+"""One autograd function for every form: blocks, their gradients, the particles'."""
 
-import contextlib
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,16 +8,27 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from coulomb.attention.ops import compiled
-from coulomb.attention.ops.bidirectional import (
+from coulomb.attention.ops.block_maps import (
+    BlockMap,
+    Side,
+    Workspace,
+    block_map,
+    borrowed_workspace,
+)
+from coulomb.attention.ops.blocked import (
+    Block,
+    BlockIndex,
+    Gradients,
+    Problem,
+    Saved,
+    causal_backward,
+    causal_forward,
     linear_backward,
     linear_forward,
     quadratic_backward,
     quadratic_forward,
 )
-from coulomb.attention.ops.block_maps import BlockMap, block_map
-from coulomb.attention.ops.blocks import Bucket, Cut, Plan, Saved, Slab, SlabGradients
-from coulomb.attention.ops.causal import CHUNK, causal_backward, causal_forward
-from coulomb.attention.ops.workspace import Workspace, borrowed_workspace
+from coulomb.attention.ops.checks import full_precision
 from coulomb.features import Particles
 
 
@@ -35,59 +44,40 @@ def cheaper_form(n: int, m: int, n_features: int, dim_v: int) -> str:
     return "quadratic" if quadratic < (n + m) * n_features * dim_v else "linear"
 
 
-def full_precision(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Leave autocast, whose matrix products would accumulate in half precision."""
-    kind = x.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        return torch.autocast(kind, enabled=False)
-    return contextlib.nullcontext()
+_Forward = Callable[[BlockMap, Block, Problem], Saved]
+_Backward = Callable[[BlockMap, Block, Saved, Gradients], None]
 
 
-_Forward = Callable[[BlockMap, Slab, Tensor], Saved]
-_Backward = Callable[[BlockMap, Slab, Saved, Tensor, Tensor, SlabGradients], None]
-
-
-def _form(plan: Plan, q: Tensor, k: Tensor, v: Tensor, n_features: int) -> str:
-    if plan.form != "auto":
-        return plan.form
-    if plan.causal:
-        return "linear"
-    return cheaper_form(q.shape[2], k.shape[2], n_features, v.shape[3])
-
-
-def _choose(plan: Plan, features: BlockMap, slab: Slab) -> tuple[_Forward, _Backward]:
-    n, m = slab.q.shape[2], slab.k.shape[2]
-    form = _form(plan, slab.q, slab.k, slab.v, features.n_features(slab.k.shape[3]))
-    if plan.causal:
-        # Without chunks the causal form is its own quadratic dual.
-        chunk = max(n, 1) if form == "quadratic" else CHUNK
-        return partial(causal_forward, chunk=chunk, keep=plan.backward), causal_backward
+def _choose(
+    problem: Problem, features: BlockMap, block: Block
+) -> tuple[_Forward, _Backward]:
+    if problem.causal:
+        return causal_forward, causal_backward
+    (n, m), form = (x.shape[2] for x in block[:2]), problem.form
+    if form == "auto":
+        n_features = features.n_features(block.k.shape[3])
+        form = cheaper_form(n, m, n_features, block.v.shape[3])
     if form == "quadratic" and m > 0:
         return quadratic_forward, quadratic_backward
-    return partial(linear_forward, keep=plan.keep), linear_backward
+    return linear_forward, linear_backward
 
 
-def _part(x: Tensor, cut: Cut, packed: bool) -> Tensor:
-    # A view, except of a bucket.
-    if isinstance(cut, Bucket):
-        return x[cut.rows].transpose(1, 2)
-    part = x[cut[0] : cut[1]]
-    return part.transpose(0, 1).unsqueeze(0) if packed else part
-
-
-def _put(part: Tensor, x: Tensor, cut: Cut) -> None:
-    # What was written into a view is there already.
-    if isinstance(cut, Bucket):
-        x[cut.rows[cut.mask]] = part.transpose(1, 2)[cut.mask]
-
-
-def _like(x: Tensor, last: int) -> Tensor:
-    # In the memory order of `x`: a caller who splits heads by a transposed view joins
+def _empty_output(q: Tensor, v: Tensor) -> Tensor:
+    # In the memory order of `q`: a caller who splits heads by a transposed view joins
     # them again without a copy.
-    if x.dim() == 4 and x.stride(1) < x.stride(2):
-        batch, heads, length, _ = x.shape
-        return x.new_empty(batch, length, heads, last).transpose(1, 2)
-    return x.new_empty(*x.shape[:-1], last)
+    if q.dim() == 4 and q.stride(1) < q.stride(2):
+        batch, heads, length, _ = q.shape
+        return v.new_empty(batch, length, heads, v.shape[-1]).transpose(1, 2)
+    return v.new_empty(*q.shape[:-1], v.shape[-1])
+
+
+def _sides(particles: tuple[Tensor | None, ...], *, track: bool) -> tuple[Side, Side]:
+    positions, phases, key_positions, key_phases = particles
+    assert positions is not None
+    queries = Side(Particles(positions, phases), track=track)
+    if key_positions is None:
+        return queries, queries
+    return queries, Side(Particles(key_positions, key_phases), track=track)
 
 
 class FusedAttention(torch.autograd.Function):
@@ -96,103 +86,104 @@ class FusedAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        problem: Problem,
+        key_mask: Tensor | None,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        positions: Tensor,
-        phases: Tensor | None,
-        key_mask: Tensor | None,
-        plan: Plan,
+        log_weight: Tensor | None,
+        *particles: Tensor | None,
     ) -> Tensor:
-        """Compute the output, slab by slab."""
-        out = _like(q, v.shape[-1]).to(v.dtype)
-        ctx.plan = plan
-        form = "linear" if plan.packed else _form(plan, q, k, v, positions.shape[1])
-        kind = compiled.kind_of(plan, form, q, k, v, positions)
-        if kind is not None:
-            operands = q, k, v, positions, key_mask
-            ctx.state = compiled.forward(kind, plan, *operands, out)
+        """Compute the output, block by block."""
+        out = _empty_output(q, v)
+        ctx.problem = problem
+        tensors = key_mask, q, k, v, log_weight, *particles
+        if log_weight is None and particles[2] is None:
+            assert particles[0] is not None
+            operands = q, k, v, particles[0], key_mask
+            ctx.state = compiled.forward(problem, *operands, out)
             if ctx.state is not None:
-                ctx.save_for_backward(q, k, v, positions, phases, key_mask, out)
+                ctx.save_for_backward(*tensors, out)
                 return out
-        state = []
-        with borrowed_workspace(positions.dtype, q.device) as work:
-            for cut in plan.cuts:
-                slab = _slab(q, k, v, key_mask, cut, plan)
-                features = _features(plan, positions, phases, work, track=False)
-                run, _ = _choose(plan, features, slab)
-                part = _part(out, cut, plan.packed)
-                state.append(run(features, slab, part))
-                _put(part, out, cut)
-        ctx.save_for_backward(q, k, v, positions, phases, key_mask, out)
-        ctx.state = state
+        ctx.state = []
+        sides = _sides(particles, track=False)
+        with borrowed_workspace(sides[0].particles.positions.dtype, q.device) as work:
+            for index in problem.blocks:
+                block = _block(tensors, index, out, work)
+                features = block_map(problem.feature_map, sides, work)
+                saved = _choose(problem, features, block)[0](features, block, problem)
+                if not saved.exact and features.retry:
+                    features = block_map(problem.feature_map, sides, work, logs=True)
+                    run = _choose(problem, features, block)[0]
+                    saved = run(features, block, problem)._replace(logs=True)
+                index.put(block.out, out)
+                ctx.state.append(saved)
+        ctx.save_for_backward(*tensors, out)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Evaluate the features again and pull the gradient back."""
-        work = borrowed_workspace(ctx.saved_tensors[3].dtype, grad.device)
-        with full_precision(grad), work as arrays:
-            return _backward(ctx, grad, arrays)
+        *tensors, out = ctx.saved_tensors
+        key_mask, q, k, v, log_weight, *particles = tensors
+        grads: list[Any] = [
+            x if x is None else torch.empty_like(x) for x in (q, k, v, log_weight)
+        ]
+        track = any(ctx.needs_input_grad[6:])
+        sides = _sides(tuple(particles), track=track)
+        with full_precision(grad):
+            if isinstance(ctx.state, compiled.Kept):
+                operands = q, k, v, particles[0], key_mask
+                outputs = out, grad, grads[:3]
+                compiled.backward(
+                    ctx.problem, operands, ctx.state, *outputs, sides[0].grads[0]
+                )
+            else:
+                _pull_blocks(ctx.problem, ctx.state, tensors, out, grad, grads, sides)
+        own = sides[1].grads if particles[2] is not None else (None, None)
+        return (None, None, *grads, *sides[0].grads, *own)
 
 
-def _slab(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    cut: Cut,
-    plan: Plan,
-) -> Slab:
-    if isinstance(cut, Bucket):
-        mask: Tensor | None = cut.mask
-    else:
-        mask = None if key_mask is None else key_mask[cut[0] : cut[1]]
-    q, k, v = (_part(x, cut, plan.packed) for x in (q, k, v))
-    return Slab(q, k, v, mask)
+def _block(tensors: Any, index: BlockIndex, out: Tensor, work: Workspace) -> Block:
+    mask, q, k, v, log_weight = tensors[:5]
+    if index.rows is not None:
+        mask = index.mask
+    elif mask is not None:
+        mask = mask[index.start : index.stop]
+    weight = None if log_weight is None else index.take(log_weight)
+    q, k, v, out = (index.take(x) for x in (q, k, v, out))
+    return Block(q, k, v, weight, mask, out, work)
 
 
-def _features(
-    plan: Plan,
-    positions: Tensor,
-    phases: Tensor | None,
-    work: Workspace,
-    *,
-    track: bool,
-) -> BlockMap:
-    return block_map(plan.feature_map, Particles(positions, phases), work, track=track)
-
-
-def _backward(ctx: Any, grad: Tensor, work: Workspace) -> tuple[Tensor | None, ...]:
-    q, k, v, positions, phases, key_mask, out = ctx.saved_tensors
-    plan: Plan = ctx.plan
-    track = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
-    grads = SlabGradients(*(torch.empty_like(x) for x in (q, k, v)))
-    grad_positions = torch.zeros_like(positions) if track else None
-    grad_phases = torch.zeros_like(phases) if track and phases is not None else None
-    if isinstance(ctx.state, compiled.Kept):
-        operands = q, k, v, positions
-        known = key_mask, ctx.state, out, grad
-        compiled.backward(plan.feature_map, operands, *known, grads, grad_positions)
-        return (*grads, grad_positions, grad_phases, None, None)
-    for cut, saved in zip(plan.cuts, ctx.state, strict=True):
-        slab = _slab(q, k, v, key_mask, cut, plan)
-        features = _features(plan, positions, phases, work, track=track)
-        _, run = _choose(plan, features, slab)
-        parts = SlabGradients(*(_part(x, cut, plan.packed) for x in grads))
-        output, grad_output = (_part(x, cut, plan.packed) for x in (out, grad))
-        if isinstance(cut, Bucket):
-            # At padding stands some other token, whose gradient would count twice.
-            padding = ~cut.mask[:, None, :, None]
-            grad_output = grad_output.masked_fill(padding, 0)
-        run(features, slab, saved, output, grad_output, parts)
-        for each, whole in zip(parts, grads, strict=True):
-            _put(each, whole, cut)
-        for total, part in (
-            (grad_positions, features.grad_positions),
-            (grad_phases, features.grad_phases),
-        ):
-            if total is not None and part is not None:
-                total += part
-    return (*grads, grad_positions, grad_phases, None, None)
+def _pull_blocks(
+    problem: Problem,
+    state: list[Saved],
+    tensors: list[Tensor | None],
+    out: Tensor,
+    grad: Tensor,
+    grads: list[Any],
+    sides: tuple[Side, Side],
+) -> None:
+    track = any(x is not None for x in sides[0].grads)
+    with borrowed_workspace(sides[0].particles.positions.dtype, grad.device) as work:
+        for index, saved in zip(problem.blocks, state, strict=True):
+            block = _block(tensors, index, out, work)
+            own = _sides(tuple(tensors[5:]), track=track)
+            features = block_map(
+                problem.feature_map, own, work, record=True, logs=saved.logs
+            )
+            parts: list[Any] = [None if x is None else index.take(x) for x in grads]
+            grad_out = index.take(grad)
+            if index.rows is not None and index.mask is not None:
+                # At padding stands some other token, whose gradient would count twice.
+                grad_out = grad_out.masked_fill(~index.mask[:, None, :, None], 0)
+            run = _choose(problem, features, block)[1]
+            run(features, block, saved, Gradients(grad_out, *parts))
+            for part, whole in zip(parts, grads, strict=True):
+                if part is not None:
+                    index.put(part, whole)
+            for side, each in zip(
+                dict.fromkeys(sides), dict.fromkeys(own), strict=True
+            ):
+                side.add(each)

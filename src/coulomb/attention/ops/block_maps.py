@@ -5,14 +5,16 @@ a whole sequence of them does not. A block map evaluates one block, and again in
 backward pass, so that features are never stored.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from coulomb.attention.ops.workspace import Workspace
-from coulomb.features import AbstractFeatureMap, Favor, Particles, SoftmaxFeatures
+from coulomb.features import AbstractFeatureMap, Particles
 
 # Receives the gradient of a block's features, which it may overwrite, adds to the
 # gradients of the particles and returns the gradient of the block's inputs.
@@ -22,17 +24,117 @@ Pull = Callable[[Tensor], Tensor]
 # the difference of two infinities is not a number.
 ABSENT = -1e30
 
+# What is kept between calls. Blocks fit the cache, so that this is rarely exceeded.
+_MOST_BYTES = 1 << 25
 
-class BlockMap(ABC):
-    """Features of blocks `(groups, rows, dim)`, for keys and for queries.
+_lent = threading.local()
 
-    The groups of a head follow one another: there are `heads * batch` of them.
+# The slot of arrays that outlive the call, and are therefore not used again.
+FRESH = -1
+
+
+class Workspace:
+    """Arrays by name, in the working precision, used again by later blocks and calls.
+
+    Fresh memory costs as much in page faults as the arithmetic on it. A caller who has
+    to keep several blocks gives each a `slot` of its own, with its own set of arrays.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        self.device = device
+        self.slot = 0
+        self._arrays: dict[tuple[str, int], Tensor] = {}
+
+    def get(self, name: str, *shape: int) -> Tensor:
+        """Give the array of this name in this shape, with whatever it contains."""
+        if self.slot == FRESH:
+            return torch.empty(shape, dtype=self.dtype, device=self.device)
+        size = math.prod(shape)
+        key = (name, self.slot)
+        array = self._arrays.get(key)
+        if array is None or array.numel() < size:
+            # Arrays made in inference mode could not be used outside of it.
+            with torch.inference_mode(False):
+                array = torch.empty(size, dtype=self.dtype, device=self.device)
+            self._arrays[key] = array
+        return array[:size].view(shape)
+
+    def zeros(self, *shape: int) -> Tensor:
+        """Make an array that nobody else uses."""
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def bytes(self) -> int:
+        """Count the memory of all arrays."""
+        return sum(x.numel() * x.element_size() for x in self._arrays.values())
+
+
+@contextmanager
+def borrowed_workspace(dtype: torch.dtype, device: torch.device) -> Iterator[Workspace]:
+    """Lend this thread's workspace, or a new one while it is lent already."""
+    work: Workspace | None = getattr(_lent, "workspace", None)
+    _lent.workspace = None
+    if work is None or work.dtype != dtype or work.device != device:
+        work = Workspace(dtype, device)
+    work.slot = 0
+    yield work
+    if device.type == "cpu" and work.bytes() <= _MOST_BYTES:
+        _lent.workspace = work
+
+
+class KeyRows(NamedTuple):
+    """Rows of keys and values `(groups, rows, dim)`; what the mask removes is zero."""
+
+    keys: Tensor
+    values: Tensor  # with a last column of ones, or of weights
+    dead: Tensor | None  # (groups, rows, 1), True where the mask removes a key
+    log_weight: Tensor | None  # (groups, rows, 1)
+
+
+class Side:
+    """Particles that queries or keys meet, and what was added to their gradients."""
+
+    def __init__(self, particles: Particles, *, track: bool) -> None:
+        self.particles = particles
+        self.grads = [
+            torch.zeros_like(x) if track and x is not None else None for x in particles
+        ]
+
+    def add(self, other: "Side") -> None:
+        """Add the gradients of another block."""
+        for total, part in zip(self.grads, other.grads, strict=True):
+            if total is not None and part is not None:
+                total += part
+
+    def by_head(self, x: Tensor) -> Tensor:
+        """View `(heads * batch, rows, ...)` as `(heads, batch * rows, ...)`."""
+        return x.reshape(len(self.particles.positions), -1, x.shape[-1])
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _highest(x: Tensor, shift: Tensor | None) -> Tensor:
+    highest = x.amax(dim=1, keepdim=True)
+    return highest if shift is None else torch.maximum(highest, shift)
+
+
+class BlockMap:
+    """Features of blocks `(groups, rows, dim)`; autograd differentiates each block.
+
+    The groups of a head follow one another: there are `heads * batch` of them. Without
+    a map the inputs are features already.
 
     A *shift*, shape `(groups, 1, features)`, is subtracted from the logarithms of the
-    keys' features and added to those of the queries: it cancels in every product.
-    Features of a query may be multiplied by any number, which cancels in the ratio.
-    Both serve only to keep numbers inside the range; maps without need ignore them.
-    Before the first key there is no shift.
+    keys' features and added to those of the queries: it cancels in every product. It
+    rises where a key's features exceed it, and before the first key there is none.
+    Where only the weights of keys are shifted it has one column, and queries may ignore
+    it: features of a query may be multiplied by any number, which cancels in the ratio.
+
+    In the backward pass (`record`) shifts are given, and pull-backs work. With `logs`
+    features are taken in logarithms, which never underflow: slower, and not needed
+    unless the features of queries and keys lie too far apart.
     """
 
     # Whether features of queries are exponentials: a factor of a feature can then be
@@ -40,284 +142,233 @@ class BlockMap(ABC):
     exponential = False
 
     def __init__(
-        self, particles: Particles, work: Workspace, *, track: bool = False
+        self,
+        feature_map: AbstractFeatureMap | None,
+        sides: tuple[Side, Side],
+        work: Workspace,
+        *,
+        record: bool,
+        logs: bool = False,
     ) -> None:
-        self.particles = particles
+        self.map = feature_map
+        self.query_side, self.key_side = sides
         self.work = work
-        self.track = track
-        self.grad_positions = torch.zeros_like(particles.positions) if track else None
-        self.grad_phases: Tensor | None = None
-        if track and particles.phases is not None:
-            self.grad_phases = torch.zeros_like(particles.phases)
+        self.record = record
+        self.logs = logs
+        # Whether this form may lose what the logarithms would not.
+        self.retry = (
+            feature_map is not None
+            and feature_map.has_log_features
+            and not (logs or feature_map.needs_shift)
+        )
 
-    def _by_head(self, x: Tensor) -> Tensor:
-        # (heads * batch, rows, ...) as (heads, batch * rows, ...)
-        return x.reshape(len(self.particles.positions), -1, x.shape[-1])
-
-    @abstractmethod
     def n_features(self, dim: int) -> int:
         """Count the features of inputs with `dim` coordinates."""
+        if self.map is None:
+            return dim
+        return self.map.n_features(self.key_side.particles.n_particles)
 
-    @abstractmethod
-    def keys(
-        self, x: Tensor, dead: Tensor | None, shift: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Evaluate keys; the shift rises where a key's features exceed it."""
-
-    @abstractmethod
-    def queries(self, x: Tensor, shift: Tensor | None) -> Tensor:
-        """Evaluate queries."""
-
-    @abstractmethod
-    def record_keys(
-        self,
-        x: Tensor,
-        dead: Tensor | None,
-        shift: Tensor | None,
-        known: Tensor | None = None,
+    def _evaluate(
+        self, side: Side, x: Tensor, finish: Callable[[Tensor], Tensor] = _same
     ) -> tuple[Tensor, Pull]:
-        """Evaluate keys at a given shift, and give their pull-back."""
+        feature_map = self.map
+        if feature_map is None:
+            return x, _same
 
-    @abstractmethod
-    def record_queries(
+        def features(x: Tensor, particles: Particles) -> Tensor:
+            evaluate = feature_map.log_features if self.logs else feature_map
+            result = evaluate(side.by_head(x), particles)
+            assert result is not None
+            return finish(result.reshape(*x.shape[:2], -1))
+
+        if not self.record:
+            return features(x, side.particles), _same
+        x = x.detach().requires_grad_()
+        leaves = [x]
+        positions, phases = side.particles
+        if side.grads[0] is not None:
+            positions = positions.detach().requires_grad_()
+            leaves.append(positions)
+        if phases is not None and side.grads[1] is not None:
+            phases = phases.detach().requires_grad_()
+            leaves.append(phases)
+        with torch.enable_grad():
+            result = features(x, Particles(positions, phases))
+
+        def pull(grad: Tensor) -> Tensor:
+            first, *others = torch.autograd.grad(
+                result, leaves, grad, allow_unused=True, materialize_grads=True
+            )
+            for total, part in zip(side.grads, others, strict=False):
+                if total is not None:
+                    total += part
+            return first
+
+        return result.detach(), pull
+
+    def queries(
         self, x: Tensor, shift: Tensor | None, known: Tensor | None = None
     ) -> tuple[Tensor, Pull]:
         """Evaluate queries, and give their pull-back."""
-
-
-class GivenFeatures(BlockMap):
-    """The inputs are features already."""
-
-    def n_features(self, dim: int) -> int:
-        return dim
+        if not self.logs or shift is None:
+            return self._evaluate(self.query_side, x)
+        return self._evaluate(
+            self.query_side, x, lambda logs: (logs + shift).softmax(dim=-1)
+        )
 
     def keys(
-        self, x: Tensor, dead: Tensor | None, shift: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        return x, None
-
-    def queries(self, x: Tensor, shift: Tensor | None) -> Tensor:
-        return x
-
-    def record_keys(
         self,
-        x: Tensor,
-        dead: Tensor | None,
+        rows: KeyRows,
         shift: Tensor | None,
-        known: Tensor | None = None,
-    ) -> tuple[Tensor, Pull]:
-        return x, lambda grad: grad
+        known: tuple[Tensor, Tensor | None] | None = None,
+    ) -> tuple[Tensor, Tensor | None, Pull]:
+        """Evaluate keys, raise the shift and give the pull-back."""
+        if not self.logs:
+            phi, pull = self._evaluate(self.key_side, rows.keys)
+            return phi, self._weigh(rows, shift), pull
 
-    def record_queries(
-        self, x: Tensor, shift: Tensor | None, known: Tensor | None = None
-    ) -> tuple[Tensor, Pull]:
-        return x, lambda grad: grad
+        def weighted(logs: Tensor) -> Tensor:
+            if rows.log_weight is not None:
+                logs = logs + rows.log_weight
+            return logs if rows.dead is None else logs.masked_fill(rows.dead, ABSENT)
+
+        if self.record and shift is not None:
+            final = shift
+            phi, pull = self._evaluate(
+                self.key_side, rows.keys, lambda logs: (weighted(logs) - final).exp()
+            )
+            return phi, final, pull
+        logs = weighted(self._evaluate(self.key_side, rows.keys)[0])
+        shift = _highest(logs, shift)
+        return (logs - shift).exp(), shift, _same
+
+    def _weigh(self, rows: KeyRows, shift: Tensor | None) -> Tensor | None:
+        # The same number as weighing features, at a quarter of the cost.
+        if rows.log_weight is None:
+            return None
+        if not self.record:
+            shift = _highest(rows.log_weight, shift)
+        assert shift is not None
+        rows.values.mul_((rows.log_weight - shift).exp_())
+        return shift
 
 
-class AnyMap(BlockMap):
-    """Any feature map; autograd differentiates it, one block at a time."""
+class ExponentialMap(BlockMap):
+    """Exponentials of `w.x / tau`, written in place; constants cancel.
+
+    Keys are normalised over features, or have the factor `exp(-|x|^2 / 2)`. Then the
+    shift is the largest key of each feature: some key has the value one in every
+    feature, so that the normaliser of a query is at least the sum of its own features
+    and can neither overflow nor vanish.
+    """
+
+    exponential = True
 
     def __init__(
         self,
-        particles: Particles,
+        feature_map: AbstractFeatureMap,
+        sides: tuple[Side, Side],
         work: Workspace,
         *,
-        track: bool = False,
-        feature_map: AbstractFeatureMap,
+        record: bool,
     ) -> None:
-        super().__init__(particles, work, track=track)
-        self._map = feature_map
+        super().__init__(feature_map, sides, work, record=record)
+        self.normalised = feature_map.normalised
+        self.scale = 1.0 / feature_map.temperature
 
-    def n_features(self, dim: int) -> int:
-        return self._map.n_features(self.particles.n_particles)
-
-    def keys(
-        self, x: Tensor, dead: Tensor | None, shift: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        return self.queries(x, shift), None
-
-    def queries(self, x: Tensor, shift: Tensor | None) -> Tensor:
-        features = self._map(self._by_head(x), self.particles)
-        return features.reshape(*x.shape[:2], -1)
-
-    def record_keys(
-        self,
-        x: Tensor,
-        dead: Tensor | None,
-        shift: Tensor | None,
-        known: Tensor | None = None,
-    ) -> tuple[Tensor, Pull]:
-        return self.record_queries(x, shift)
-
-    def record_queries(
-        self, x: Tensor, shift: Tensor | None, known: Tensor | None = None
-    ) -> tuple[Tensor, Pull]:
-        leaves = [x.detach().requires_grad_()]
-        positions, phases = self.particles
-        if self.track:
-            positions = positions.detach().requires_grad_()
-            leaves.append(positions)
-            if phases is not None:
-                phases = phases.detach().requires_grad_()
-                leaves.append(phases)
-        with torch.enable_grad():
-            features = self._map(self._by_head(leaves[0]), Particles(positions, phases))
-            features = features.reshape(*x.shape[:2], -1)
-
-        def pull(grad: Tensor) -> Tensor:
-            grads = torch.autograd.grad(
-                features, leaves, grad, allow_unused=True, materialize_grads=True
-            )
-            for total, part in zip(
-                (self.grad_positions, self.grad_phases), grads[1:], strict=False
-            ):
-                if total is not None:
-                    total += part
-            return grads[0]
-
-        return features.detach(), pull
-
-
-class _ProjectedMap(BlockMap):
-    # The features are a function of `scale * positions . x`, written in place.
-
-    exponential = True
-    scale = 1.0
-
-    def n_features(self, dim: int) -> int:
-        return self.particles.n_particles
-
-    def _project(self, name: str, x: Tensor, offset: Tensor | None = None) -> Tensor:
-        columns = self.particles.positions.transpose(1, 2)
+    def _project(
+        self, name: str, side: Side, x: Tensor, offset: Tensor | None = None
+    ) -> Tensor:
+        columns = side.particles.positions.transpose(1, 2)
         out = self.work.get(name, x.shape[0], x.shape[1], columns.shape[2])
-        products = self._by_head(out)
+        products = side.by_head(out)
         if offset is None and self.scale == 1.0:
-            torch.bmm(self._by_head(x), columns, out=products)
+            torch.bmm(side.by_head(x), columns, out=products)
             return out
         # An offset of a whole group is none of a whole head, if that has many groups.
         base = out.zero_() if offset is None else offset
         if len(columns) != len(x):
-            base = base.expand(*x.shape[:2], -1)
-            base = self._by_head(base)
-        torch.baddbmm(base, self._by_head(x), columns, alpha=self.scale, out=products)
+            base = side.by_head(base.expand(*x.shape[:2], -1))
+        torch.baddbmm(base, side.by_head(x), columns, alpha=self.scale, out=products)
         return out
 
-    def _pull_projection(self, x: Tensor, grad: Tensor) -> Tensor:
-        inputs, grads = self._by_head(x), self._by_head(grad)
-        if self.grad_positions is not None:
-            self.grad_positions.baddbmm_(
-                grads.transpose(1, 2), inputs, alpha=self.scale
-            )
-        back = torch.bmm(grads, self.particles.positions).view_as(x)
+    def _pull_projection(self, side: Side, x: Tensor, grad: Tensor) -> Tensor:
+        inputs, grads = side.by_head(x), side.by_head(grad)
+        if side.grads[0] is not None:
+            side.grads[0].baddbmm_(grads.transpose(1, 2), inputs, alpha=self.scale)
+        back = torch.bmm(grads, side.particles.positions).view_as(x)
         return back if self.scale == 1.0 else back.mul_(self.scale)
 
-    def queries(self, x: Tensor, shift: Tensor | None) -> Tensor:
-        # A softmax is the exponential up to a factor of the row, which is free, and
-        # its largest feature never overflows.
-        exponents = self._project("queries", x, shift)
-        return torch.softmax(exponents, dim=-1, out=exponents)
-
-    def record_queries(
+    def queries(
         self, x: Tensor, shift: Tensor | None, known: Tensor | None = None
     ) -> tuple[Tensor, Pull]:
-        features = self.queries(x, shift) if known is None else known
+        side, features = self.query_side, known
+        if features is None:
+            # A softmax is the exponential up to a factor of the row, which is free, and
+            # its largest feature never overflows.
+            exponents = self._project("queries", side, x, shift)
+            features = torch.softmax(exponents, dim=-1, out=exponents)
         # The output does not depend on the scale of a query's features, so that
         # `features . grad = 0` and the softmax's own correction vanishes.
-        return features, lambda grad: self._pull_projection(x, grad.mul_(features))
-
-
-class SoftmaxMap(_ProjectedMap):
-    """`softmax(w.x / tau)`; the constant `sqrt(M)` cancels."""
-
-    def __init__(
-        self,
-        particles: Particles,
-        work: Workspace,
-        *,
-        track: bool = False,
-        feature_map: SoftmaxFeatures,
-    ) -> None:
-        super().__init__(particles, work, track=track)
-        self.scale = 1.0 / feature_map.temperature
+        return features, lambda grad: self._pull_projection(
+            side, x, grad.mul_(features)
+        )
 
     def keys(
-        self, x: Tensor, dead: Tensor | None, shift: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        exponents = self._project("keys", x)
-        return torch.softmax(exponents, dim=-1, out=exponents), None
-
-    def record_keys(
         self,
-        x: Tensor,
-        dead: Tensor | None,
+        rows: KeyRows,
         shift: Tensor | None,
-        known: Tensor | None = None,
-    ) -> tuple[Tensor, Pull]:
-        features = self.keys(x, dead, shift)[0] if known is None else known
-
-        def pull(grad: Tensor) -> Tensor:
-            grad.mul_(features)
-            grad.addcmul_(features, grad.sum(dim=-1, keepdim=True), value=-1.0)
-            return self._pull_projection(x, grad)
-
-        return features, pull
-
-
-class FavorMap(_ProjectedMap):
-    """`exp(w.x - |x|^2 / 2)`, with the largest key of each feature as the shift.
-
-    Some key then has the value one in every feature, so that the normaliser of a query
-    is at least the sum of its own features: it can neither overflow nor vanish.
-    """
-
-    def _exponents(self, x: Tensor, dead: Tensor | None) -> Tensor:
-        half_square = x.square().sum(dim=-1, keepdim=True).mul_(-0.5)
-        if dead is not None:
-            half_square.masked_fill_(dead, ABSENT)
-        return self._project("keys", x, half_square)
-
-    def keys(
-        self, x: Tensor, dead: Tensor | None, shift: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        exponents = self._exponents(x, dead)
-        highest = exponents.amax(dim=1, keepdim=True)
-        if shift is not None:
-            highest = torch.maximum(highest, shift)
-        return exponents.sub_(highest).exp_(), highest
-
-    def record_keys(
-        self,
-        x: Tensor,
-        dead: Tensor | None,
-        shift: Tensor | None,
-        known: Tensor | None = None,
-    ) -> tuple[Tensor, Pull]:
-        if known is not None:
-            features = known
+        known: tuple[Tensor, Tensor | None] | None = None,
+    ) -> tuple[Tensor, Tensor | None, Pull]:
+        x = rows.keys
+        if self.normalised:
+            shift = self._weigh(rows, shift)
+            features = None if known is None else known[0]
+            if features is None:
+                features = self._project("keys", self.key_side, x)
+                torch.softmax(features, dim=-1, out=features)
+        elif known is not None:
+            features = self._at_shift(*known, shift)
         else:
+            features = self._project("keys", self.key_side, x, self._offset(rows))
+            shift = shift if self.record else _highest(features, shift)
             assert shift is not None
-            features = self._exponents(x, dead).sub_(shift).exp_()
+            features.sub_(shift).exp_()
 
         def pull(grad: Tensor) -> Tensor:
             grad.mul_(features)
             total = grad.sum(dim=-1, keepdim=True)
-            return self._pull_projection(x, grad).addcmul_(x, total, value=-1.0)
+            if self.normalised:
+                grad.addcmul_(features, total, value=-1.0)
+            back = self._pull_projection(self.key_side, x, grad)
+            return back if self.normalised else back.addcmul_(x, total, value=-1.0)
 
-        return features, pull
+        return features, shift, pull
+
+    def _offset(self, rows: KeyRows) -> Tensor:
+        offset = rows.keys.square().sum(dim=-1, keepdim=True).mul_(-0.5)
+        if rows.log_weight is not None:
+            offset += rows.log_weight
+        return offset if rows.dead is None else offset.masked_fill_(rows.dead, ABSENT)
+
+    def _at_shift(
+        self, phi: Tensor, shift: Tensor | None, higher: Tensor | None
+    ) -> Tensor:
+        if shift is None or higher is None or shift is higher:
+            return phi
+        factors = (shift - higher).exp_()
+        return torch.mul(phi, factors, out=self.work.get("keys", *phi.shape))
 
 
 def block_map(
     feature_map: AbstractFeatureMap | None,
-    particles: Particles,
+    sides: tuple[Side, Side],
     work: Workspace,
     *,
-    track: bool = False,
+    record: bool = False,
+    logs: bool = False,
 ) -> BlockMap:
     """Choose how the features of blocks are evaluated."""
-    if feature_map is None:
-        return GivenFeatures(particles, work)
-    if isinstance(feature_map, Favor):
-        return FavorMap(particles, work, track=track)
-    if isinstance(feature_map, SoftmaxFeatures):
-        return SoftmaxMap(particles, work, track=track, feature_map=feature_map)
-    return AnyMap(particles, work, track=track, feature_map=feature_map)
+    if feature_map is not None and feature_map.exponential and not logs:
+        return ExponentialMap(feature_map, sides, work, record=record)
+    return BlockMap(feature_map, sides, work, record=record, logs=logs)

@@ -1,7 +1,9 @@
-"""Shapes of the operands, each with one sentence for the user."""
+"""Shapes and precision of the operands, each with one sentence for the user."""
 
+import contextlib
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,6 +81,34 @@ def check_mask(key_mask: Tensor | None, k: Tensor) -> None:
         )
 
 
+def check_log_weight(log_weight: Tensor | None, k: Tensor) -> None:
+    """Check the logarithms of the weights of keys, shape of `k` without its last."""
+    if log_weight is None:
+        return
+    _check_float("key_log_weight", log_weight, "", log_weight.dim())
+    if log_weight.shape != k.shape[:-1]:
+        raise ParameterError(
+            f"`key_log_weight` must have shape {tuple(k.shape[:-1])}, as `k` without "
+            f"its last axis; got {tuple(log_weight.shape)}."
+        )
+
+
+def side_particles(
+    particles: Particles, key_particles: Particles | None, heads: int, x: Tensor
+) -> tuple[Particles, Particles | None]:
+    """Give every head what its queries and, if that differs, what its keys meet."""
+    queries = head_particles(particles, heads, x)
+    if key_particles is None:
+        return queries, None
+    keys = head_particles(key_particles, heads, x)
+    if keys.n_particles != queries.n_particles:
+        raise ParameterError(
+            "`key_particles` must be as many as `particles`; got "
+            f"{keys.n_particles} and {queries.n_particles}."
+        )
+    return queries, keys
+
+
 def head_particles(particles: Particles, heads: int, x: Tensor) -> Particles:
     """Give every head its particles, in the working precision."""
     positions, phases = particles
@@ -114,6 +144,24 @@ def head_particles(particles: Particles, heads: int, x: Tensor) -> Particles:
 def working_dtype(x: Tensor) -> torch.dtype:
     """Give the precision to compute in: that of `x`, but at least float32."""
     return torch.promote_types(x.dtype, torch.float32)
+
+
+def must_be_plain(x: Tensor) -> bool:
+    """Say whether someone is tracing or transforming the present call."""
+    return (
+        x.is_meta
+        or torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
+def full_precision(x: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Leave autocast, whose matrix products would accumulate in half precision."""
+    kind = x.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return contextlib.nullcontext()
 
 
 def sequence_bounds(cu_seqlens: Tensor, tokens: int) -> tuple[tuple[int, int], ...]:

@@ -1,14 +1,15 @@
 """Compiled loops for exponential maps in float32, where nothing leaves the range."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from coulomb.attention.ops.blocks import Plan, SlabGradients
-from coulomb.attention.ops.traceable import must_be_plain
-from coulomb.features import AbstractFeatureMap, Favor, SoftmaxFeatures
+from coulomb.attention.ops.blocked import Problem
+from coulomb.attention.ops.checks import must_be_plain
+from coulomb.features import AbstractFeatureMap
 from coulomb.kernels import available
 from coulomb.kernels.torch_threads import over_torch_threads, threads_for
 
@@ -24,56 +25,71 @@ _FEWEST_DECODED = 1 << 15
 _PER_SECOND = 4e10
 _DECODED_PER_SECOND = 2.5e9
 
-_Placed = tuple[np.ndarray[Any, Any], tuple[int, ...]]
+_Array = np.ndarray[Any, Any]
 
 
 class Kept(NamedTuple):
     """What the loops keep for the pass back."""
 
     kind: str
-    arrays: tuple[np.ndarray[Any, Any], ...]  # as the loops want them; some empty
+    arrays: tuple[_Array, ...]  # as the loops want them; some empty
+
+
+def _knows(feature_map: AbstractFeatureMap | None) -> bool:
+    return feature_map is not None and feature_map.exponential and available()
 
 
 def kind_of(
-    plan: Plan, form: str, q: Tensor, k: Tensor, v: Tensor, positions: Tensor
+    problem: Problem, q: Tensor, k: Tensor, v: Tensor, positions: Tensor
 ) -> str | None:
     """Say which loops know this problem, if they are worth their import."""
     if (
-        plan.packed
-        or type(plan.feature_map) not in (Favor, SoftmaxFeatures)
+        problem.packed
         or q.device.type != "cpu"
+        or (q.numel() + k.numel()) * positions.shape[1] < _FEWEST
+        or min(q.shape[2], k.shape[2]) == 0
+        or any(size % 16 for size in (q.shape[3], v.shape[3], positions.shape[1]))
         or any(x.dtype != torch.float32 for x in (q, k, v, positions))
         or any(x.stride(-1) != 1 for x in (q, k, v))
-        or any(size % 16 for size in (q.shape[3], v.shape[3], positions.shape[1]))
-        or min(q.shape[2], k.shape[2]) == 0
-        or (q.numel() + k.numel()) * positions.shape[1] < _FEWEST
-        or not available()
+        or not _knows(problem.feature_map)
     ):
         return None
-    if form == "linear":
-        return "causal" if plan.causal else form
+    if problem.form == "linear":
+        return "causal" if problem.causal else "linear"
     # The loops know squares of one block.
-    fits = q.shape[2] == k.shape[2] <= _LONGEST_SQUARE and not plan.causal
-    return form if fits else None
+    fits = q.shape[2] == k.shape[2] <= _LONGEST_SQUARE and not problem.causal
+    return "quadratic" if fits else None
 
 
-def _placed(x: Tensor) -> _Placed:
+def _array(x: Tensor) -> _Array:
+    array: _Array = x.detach().contiguous().numpy()
+    return array
+
+
+def _placed(x: Tensor) -> tuple[_Array, tuple[int, ...]]:
     size = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
     flat = x.detach().as_strided((size,), (1,))
     return flat.numpy(), x.stride()[:3]
 
 
-class _Problem(NamedTuple):
+class _Call(NamedTuple):
+    # What the loops are called with.
     about: tuple[bool, float, bool]
     inputs: tuple[Any, ...]
     shape: tuple[int, ...]
 
-    @property
-    def groups(self) -> int:
-        return self.shape[0] * len(self.inputs[3]) // (self.shape[3] * self.shape[5])
+    def run(self, work: Any, units: int, products: int) -> None:
+        batch, n, m, dim, dim_v, features = self.shape
+        groups = batch * len(self.inputs[3]) // (dim * features)
+        size = groups * (n + m) * features * (dim + dim_v) * products
+        over_torch_threads(work, units, _threads(units, size))
 
 
-def _problem(
+def _threads(units: int, size: int) -> int:
+    return threads_for(units, size / _PER_SECOND)
+
+
+def _call(
     kind: str,
     feature_map: AbstractFeatureMap | None,
     q: Tensor,
@@ -81,39 +97,29 @@ def _problem(
     v: Tensor,
     positions: Tensor,
     key_mask: Tensor | None,
-) -> _Problem:
-    scale = 1.0
-    if isinstance(feature_map, SoftmaxFeatures):
-        scale = 1.0 / feature_map.temperature
+) -> tuple[Any, _Call]:
+    if kind == "linear":
+        from coulomb.kernels import linear as loops
+    else:
+        from coulomb.kernels import causal as loops  # type: ignore[no-redef]
+
     mask = np.empty(0, np.bool_)
     if key_mask is not None:
         mask = _array(key_mask).reshape(-1)
     particles = _array(positions).reshape(-1)
     shape = (len(q), q.shape[2], k.shape[2], q.shape[3], v.shape[3], positions.shape[1])
     inputs = (*map(_placed, (q, k, v)), particles, mask)
-    about = isinstance(feature_map, Favor), scale, kind == "quadratic"
-    return _Problem(about, inputs, shape)
+    about = (*_about(feature_map), kind == "quadratic")
+    return loops, _Call(about, inputs, shape)
 
 
-def _threads(units: int, problem: _Problem, products: int) -> int:
-    _, n, m, dim, dim_v, features = problem.shape
-    work = problem.groups * (n + m) * features * (dim + dim_v) * products
-    return threads_for(units, work / _PER_SECOND)
-
-
-def _loops(kind: str) -> Any:
-    if kind == "linear":
-        from coulomb.kernels import linear as _attention_linear
-
-        return _attention_linear
-    from coulomb.kernels import causal as _attention_causal
-
-    return _attention_causal
+def _about(feature_map: AbstractFeatureMap | None) -> tuple[bool, float]:
+    assert feature_map is not None
+    return feature_map.needs_shift, 1.0 / feature_map.temperature
 
 
 def forward(
-    kind: str,
-    plan: Plan,
+    problem: Problem,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -121,15 +127,17 @@ def forward(
     key_mask: Tensor | None,
     out: Tensor,
 ) -> Kept | None:
-    """Compute the output."""
-    loops = _loops(kind)
-    problem = _problem(kind, plan.feature_map, q, k, v, positions, key_mask)
-    _, n, m, _, dim_v, features = problem.shape
-    groups = problem.groups
-    row = features + 16 if plan.keep else 0
+    """Compute the output; None if the loops do not know the problem, or lost digits."""
+    kind = kind_of(problem, q, k, v, positions)
+    if kind is None:
+        return None
+    loops, call = _call(kind, problem.feature_map, q, k, v, positions, key_mask)
+    _, n, m, _, dim_v, features = call.shape
+    groups = q.shape[0] * q.shape[1]
+    row = features + 16 if problem.keep else 0
     sizes = [n * row, m * row, n, m]
     if kind != "linear":
-        later = (n - 1) // loops.SPAN if plan.backward else 0
+        later = (n - 1) // loops.SPAN if problem.backward else 0
         sizes += [later * features * (dim_v + 1)]
     else:
         sizes += [features * dim_v, features]
@@ -139,25 +147,23 @@ def forward(
 
     def work(first: int, end: int) -> None:
         limit = np.float32(_SAFE_RANGE)
-        exact.append(loops.attend(*problem, kept, target, limit, first, end))
+        exact.append(loops.attend(*call, kept, target, limit, first, end))
 
-    over_torch_threads(work, groups, _threads(groups, problem, 1))
+    call.run(work, groups, 1)
     return Kept(kind, kept) if all(exact) else None
 
 
 def backward(
-    feature_map: AbstractFeatureMap | None,
-    operands: tuple[Tensor, Tensor, Tensor, Tensor],
-    key_mask: Tensor | None,
+    problem: Problem,
+    operands: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
     kept: Kept,
     out: Tensor,
     grad: Tensor,
-    grads: SlabGradients,
+    grads: Sequence[Tensor],
     grad_positions: Tensor | None,
 ) -> None:
     """Pull a gradient back."""
-    loops = _loops(kept.kind)
-    problem = _problem(kept.kind, feature_map, *operands, key_mask)
+    loops, call = _call(kept.kind, problem.feature_map, *operands)
     if grad.stride(-1) != 1:
         grad = grad.contiguous()
     outputs = _placed(out), _placed(grad)
@@ -165,25 +171,25 @@ def backward(
     particles = none if grad_positions is None else grad_positions.view(-1).numpy()
     targets = (*map(_placed, grads), particles)
     # The sequences of a head add to the same particles, one after the other.
-    step = 1 if grad_positions is None else problem.shape[0]
+    batch, heads = operands[0].shape[:2]
+    step = 1 if grad_positions is None else batch
 
     def work(first: int, end: int) -> None:
-        span = first * step, end * step
-        loops.attend_back(*problem, kept.arrays, outputs, targets, *span)
+        part = first * step, end * step
+        loops.attend_back(*call, kept.arrays, outputs, targets, *part)
 
-    units = problem.groups // step
-    over_torch_threads(work, units, _threads(units, problem, 2))
+    call.run(work, batch * heads // step, 2)
 
 
-def decodes(feature_map: AbstractFeatureMap | None, *tensors: Tensor) -> bool:
+def decodes(feature_map: AbstractFeatureMap, *tensors: Tensor) -> bool:
     """Say whether the loops can add one token to a state."""
-    if type(feature_map) not in (Favor, SoftmaxFeatures) or must_be_plain(tensors[0]):
+    if tensors[4].numel() < _FEWEST_DECODED or tensors[0].device.type != "cpu":
         return False
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return False
-    if tensors[4].numel() < _FEWEST_DECODED or tensors[0].device.type != "cpu":
+    if must_be_plain(tensors[0]) or any(x.dtype != torch.float32 for x in tensors):
         return False
-    return all(x.dtype == torch.float32 for x in tensors) and available()
+    return _knows(feature_map)
 
 
 def decode(
@@ -195,16 +201,12 @@ def decode(
     """Add one token to a state and attend to all tokens so far."""
     from coulomb.kernels import decode as loops
 
-    scale = 1.0
-    if isinstance(feature_map, SoftmaxFeatures):
-        scale = 1.0 / feature_map.temperature
-    about = isinstance(feature_map, Favor), scale
     # Heads that share their particles do not get a copy each.
     particles = _array(positions[:1] if positions.stride(0) == 0 else positions)
     before = _array(state[0]), _array(state[1])
     sums, shift, out = (torch.empty(x.shape, dtype=x.dtype) for x in (*state, token[2]))
     after, target = (sums.numpy(), shift.numpy()), out.numpy()
-    arrays = _array(token[0]), _array(token[1]), _array(token[2])
+    about, arrays = _about(feature_map), tuple(map(_array, token))
 
     def work(first: int, end: int) -> None:
         loops.decode(about, particles, arrays, before, after, target, first, end)
@@ -212,26 +214,3 @@ def decode(
     groups, seconds = out.shape[0] * out.shape[1], before[0].size / _DECODED_PER_SECOND
     over_torch_threads(work, groups, threads_for(groups, seconds))
     return out, (sums, shift)
-
-
-def _array(x: Tensor) -> np.ndarray[Any, Any]:
-    if x.requires_grad:
-        x = x.detach()
-    array: np.ndarray[Any, Any] = x.contiguous().numpy()
-    return array
-
-
-def warm_up() -> None:
-    """Compile the loops, or load them from numba's cache, before they are needed."""
-    from coulomb.attention.ops.api import kernel_attention
-    from coulomb.attention.ops.decoding import decode_step, init_state
-    from coulomb.features import Particles
-
-    particles = Particles(torch.zeros(4, 128, 64))
-    for causal in (False, True):
-        x = torch.zeros(1, 4, 2048, 64, requires_grad=True)
-        out = kernel_attention(x, x, x, particles, "favor", causal=causal)
-        torch.autograd.grad(out.sum(), x)
-    x = torch.zeros(1, 4, 64)
-    state = init_state(particles, "favor", batch=1, heads=4, dim_v=64)
-    decode_step(state, x, x, x, particles, "favor")

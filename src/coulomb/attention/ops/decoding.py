@@ -1,6 +1,5 @@
 """Recurrent decoding: one token at a time, at a cost that knows no context length."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -8,27 +7,25 @@ from torch import Tensor
 from torch.nn import functional
 
 from coulomb._support.errors import ParameterError
-from coulomb.attention.ops import compiled
-from coulomb.attention.ops import traceable as plain
-from coulomb.attention.ops.autograd import full_precision
+from coulomb.attention.ops import compiled, traceable
+from coulomb.attention.ops.api import FeatureMap
 from coulomb.attention.ops.block_maps import ABSENT
-from coulomb.attention.ops.checks import check_mask, check_operands, head_particles
-from coulomb.features import (
-    AbstractFeatureMap,
-    Favor,
-    Particles,
-    as_feature_map,
+from coulomb.attention.ops.checks import (
+    check_mask,
+    check_operands,
+    full_precision,
+    head_particles,
+    side_particles,
 )
-
-_Map = str | AbstractFeatureMap | Callable[[Tensor, Particles], Tensor]
+from coulomb.features import AbstractFeatureMap, Particles, as_feature_map
 
 
 class AttentionState(NamedTuple):
     """What the keys and values so far amount to.
 
     The features of the keys are divided by `exp(shift)`, and those of the queries
-    multiplied by it: it cancels. It is zero for every map but favor, where it is the
-    largest exponent of each feature so far.
+    multiplied by it: it cancels. It is the largest exponent of each feature so far
+    for maps whose features may overflow, and zero for the others.
     """
 
     sums: Tensor  # (batch, heads, dim_v + 1, n_features), [G z]'
@@ -47,7 +44,7 @@ class AttentionState(NamedTuple):
 
 def init_state(
     particles: Particles,
-    feature_map: _Map,
+    feature_map: FeatureMap,
     *,
     batch: int,
     heads: int,
@@ -81,7 +78,7 @@ def init_state(
     dtype = torch.promote_types(positions.dtype, torch.float32)
     shape = (batch, heads, dim_v + 1, n_features)
     sums = torch.zeros(shape, dtype=dtype, device=positions.device)
-    level = ABSENT if isinstance(feature_map, Favor) else 0.0
+    level = ABSENT if feature_map.needs_shift else 0.0
     return AttentionState(sums, torch.full_like(sums[..., 0, :], level))
 
 
@@ -89,7 +86,7 @@ def prefill(
     k: Tensor,
     v: Tensor,
     particles: Particles,
-    feature_map: _Map,
+    feature_map: FeatureMap,
     key_mask: Tensor | None = None,
     *,
     state: AttentionState | None = None,
@@ -103,7 +100,7 @@ def prefill(
     v
         Values, shape `(batch, heads, length, dim_v)`.
     particles, feature_map
-        As in `kernel_attention`.
+        What keys meet, and the map, as in `kernel_attention`.
     key_mask
         Shape `(batch, length)`, True = real token; None if all are.
     state
@@ -137,10 +134,10 @@ def prefill(
         dtype = particles.positions.dtype
         if key_mask is not None:
             k = k.masked_fill(~key_mask[:, None, :, None], 0)
-        values = plain.values_with_ones(v.to(dtype), key_mask)
+        values = traceable.values_with_ones(v.to(dtype), key_mask)
         sums, shift = state
-        if isinstance(feature_map, Favor):
-            exponents = feature_map.exponents(k.to(dtype), particles)
+        if feature_map.needs_shift:
+            exponents = _log_features(feature_map, k.to(dtype), particles)
             if key_mask is not None:
                 exponents = exponents.masked_fill(~key_mask[:, None, :, None], ABSENT)
             higher = torch.maximum(shift, exponents.detach().amax(dim=2))
@@ -152,13 +149,23 @@ def prefill(
         return AttentionState(sums + values.transpose(-1, -2) @ phi, shift)
 
 
+def _log_features(
+    feature_map: AbstractFeatureMap, x: Tensor, particles: Particles
+) -> Tensor:
+    logs = feature_map.log_features(x, particles)
+    assert logs is not None
+    return logs
+
+
 def decode_step(
     state: AttentionState,
     q_t: Tensor,
     k_t: Tensor,
     v_t: Tensor,
     particles: Particles,
-    feature_map: _Map,
+    feature_map: FeatureMap,
+    *,
+    key_particles: Particles | None = None,
 ) -> tuple[Tensor, AttentionState]:
     """Add one token to the state and attend to all tokens so far.
 
@@ -173,7 +180,7 @@ def decode_step(
         Query and key of the token, shape `(batch, heads, dim)`.
     v_t
         Its value, shape `(batch, heads, dim_v)`.
-    particles, feature_map
+    particles, feature_map, key_particles
         As in `kernel_attention`.
 
     Returns
@@ -199,24 +206,36 @@ def decode_step(
         )
     feature_map = as_feature_map(feature_map)
     with full_precision(q_t):
-        particles = head_particles(particles, q_t.shape[1], q_t)
-        dtype = particles.positions.dtype
-        token = (q_t, k_t, v_t)
-        if compiled.decodes(feature_map, *token, particles.positions, *state):
-            out, after = compiled.decode(feature_map, token, particles.positions, state)
+        sides = side_particles(particles, key_particles, q_t.shape[1], q_t)
+        particles, token = sides[0], (q_t, k_t, v_t)
+        dtype, positions = particles.positions.dtype, particles.positions
+        if sides[1] is None and compiled.decodes(
+            feature_map, *token, positions, *state
+        ):
+            out, after = compiled.decode(feature_map, token, positions, state)
             return out, AttentionState(*after)
-        rows = torch.stack([q_t, k_t], dim=2).to(dtype)  # (batch, heads, 2, dim)
         values = functional.pad(v_t.to(dtype), (0, 1), value=1.0).unsqueeze(-1)
         sums, shift = state
-        if isinstance(feature_map, Favor):
-            query, key = feature_map.exponents(rows, particles).unbind(dim=2)
+        logs = feature_map.needs_shift
+
+        def features(x: Tensor, particles: Particles) -> Tensor:
+            if logs:
+                return _log_features(feature_map, x, particles)
+            return feature_map(x, particles)
+
+        # (batch, heads, 1 or 2, dim)
+        rows = torch.stack([q_t, k_t], dim=2).to(dtype)
+        if sides[1] is None:
+            query, key = features(rows, particles).unbind(dim=2)
+        else:
+            query = features(rows[:, :, :1], particles).squeeze(2)
+            key = features(rows[:, :, 1:], sides[1]).squeeze(2)
+        if logs:
             higher = torch.maximum(shift, key.detach())
             sums = sums * (shift - higher).exp().unsqueeze(2)
             shift = higher
-            phi_q, phi_k = (query + shift).softmax(dim=-1), (key - shift).exp()
-        else:
-            phi_q, phi_k = feature_map(rows, particles).unbind(dim=2)
-        sums = torch.addcmul(sums, values, phi_k.unsqueeze(2))
+            query, key = (query + shift).softmax(dim=-1), (key - shift).exp()
+        sums = torch.addcmul(sums, values, key.unsqueeze(2))
         # A product and a sum: BLAS is slow for batches of matrices times one vector.
-        out = plain.ratio((sums * phi_q.unsqueeze(2)).sum(dim=-1))
+        out = traceable.ratio((sums * query.unsqueeze(2)).sum(dim=-1))
         return out.to(v_t.dtype), AttentionState(sums, shift)

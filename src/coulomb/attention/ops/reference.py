@@ -3,16 +3,22 @@
 Tests compare values and gradients of `coulomb.attention.ops.api` with these.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from coulomb.attention.ops.checks import check_mask, head_particles, sequence_bounds
+from coulomb.attention.ops.api import FeatureMap
+from coulomb.attention.ops.checks import (
+    check_log_weight,
+    check_mask,
+    sequence_bounds,
+    side_particles,
+)
 from coulomb.attention.ops.traceable import feature_pair
-from coulomb.features import AbstractFeatureMap, Particles, as_feature_map
+from coulomb.features import Particles, as_feature_map
 
-_Map = str | AbstractFeatureMap | Callable[[Tensor, Particles], Tensor]
+# Products of features that are formed at one time.
+_ELEMENTS = 1 << 24
 
 
 def attention_weights(
@@ -63,9 +69,11 @@ def kernel_weights(
     q: Tensor,
     k: Tensor,
     particles: Particles,
-    feature_map: _Map,
+    feature_map: FeatureMap,
     key_mask: Tensor | None = None,
     *,
+    key_particles: Particles | None = None,
+    key_log_weight: Tensor | None = None,
     causal: bool = False,
 ) -> Tensor:
     """Write out the attention matrix that `kernel_attention` implies.
@@ -74,7 +82,7 @@ def kernel_weights(
     ----------
     q, k
         Queries `(batch, heads, n, dim)` and keys `(batch, heads, m, dim)`.
-    particles, feature_map
+    particles, feature_map, key_particles, key_log_weight
         As in `kernel_attention`.
     key_mask
         Shape `(batch, m)`, True = real token; None if all are.
@@ -94,22 +102,31 @@ def kernel_weights(
               [0.5000, 0.5000]]]])
     """
     check_mask(key_mask, k)
-    particles = head_particles(particles, q.shape[1], q)
-    dtype = particles.positions.dtype
+    check_log_weight(key_log_weight, k)
+    sides = side_particles(particles, key_particles, q.shape[1], q)
+    dtype = sides[0].positions.dtype
+    if key_log_weight is not None:
+        key_log_weight = key_log_weight.to(dtype)
     phi_q, phi_k, logs = feature_pair(
         q.to(dtype),
         k.to(dtype),
-        particles,
+        sides,
         as_feature_map(feature_map),
         key_mask,
+        key_log_weight,
         causal=causal,
     )
     products = phi_q @ phi_k.transpose(-1, -2)
-    if logs is not None:
-        reference = logs.cummax(dim=-1).values
-        factors = logs.unsqueeze(-2) - reference.unsqueeze(-1)
-        future = torch.ones_like(factors, dtype=torch.bool).triu(1)
-        products = products * factors.masked_fill(future, -torch.inf).exp()
+    if logs is not None and k.shape[2]:
+        if causal:
+            highest = logs.cummax(dim=-1).values.unsqueeze(-1)
+        else:
+            highest = logs.amax(dim=-1)[..., None, None]
+        factors = logs.unsqueeze(-2) - highest
+        if causal:
+            future = torch.ones_like(factors, dtype=torch.bool).triu(1)
+            factors = factors.masked_fill(future, -torch.inf)
+        products = products * factors.exp()
     return _normalised(products, key_mask, causal)
 
 
@@ -132,17 +149,43 @@ def linear_attention(
     return attention_weights(phi_q, phi_k, key_mask, causal=causal) @ v
 
 
+def _log_products(logs_q: Tensor, logs_k: Tensor) -> Tensor:
+    # log sum_m exp(a_im + b_jm): as a product of matrices if none of its entries
+    # vanishes, otherwise in logarithms, a few rows at a time.
+    tops = [x.detach().amax(dim=-1, keepdim=True) for x in (logs_q, logs_k)]
+    left, right = (logs_q - tops[0]).exp(), (logs_k - tops[1]).exp()
+    factors = left @ right.transpose(-1, -2)
+    if (factors > torch.finfo(factors.dtype).tiny ** 0.5).all():
+        return factors.log() + tops[0] + tops[1].transpose(-1, -2)
+    size = logs_k.numel() // max(logs_q.shape[0], 1)
+    step = max(1, _ELEMENTS // max(size, 1))
+
+    def products(rows: Tensor) -> Tensor:
+        return torch.logsumexp(rows.unsqueeze(-2) + logs_k.unsqueeze(-3), dim=-1)
+
+    parts = torch.split(logs_q, step, dim=-2)
+    if len(parts) == 1:
+        return products(logs_q)
+    return torch.cat(
+        [checkpoint(products, part, use_reentrant=False) for part in parts], dim=-2
+    )
+
+
 def kernel_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     particles: Particles,
-    feature_map: _Map,
+    feature_map: FeatureMap,
     key_mask: Tensor | None = None,
     *,
+    key_particles: Particles | None = None,
+    key_log_weight: Tensor | None = None,
     causal: bool = False,
 ) -> Tensor:
-    """Evaluate all features as they are defined, without a stabiliser, then `A v`.
+    """Evaluate all features as they are defined, then `A v`.
+
+    Maps with logarithms are taken in logarithms, in which nothing leaves the range.
 
     Examples
     --------
@@ -150,10 +193,31 @@ def kernel_attention(
     >>> kernel_attention(x, x, x + 1, Particles(torch.ones(4, 3)), "favor").shape
     torch.Size([1, 1, 2, 3])
     """
-    feature_map = as_feature_map(feature_map)
-    particles = head_particles(particles, q.shape[1], q)
-    phi_q, phi_k = feature_map(q, particles), feature_map(k, particles)
-    return linear_attention(phi_q, phi_k, v, key_mask, causal=causal)
+    check_mask(key_mask, k)
+    phi = as_feature_map(feature_map)
+    sides = side_particles(particles, key_particles, q.shape[1], q)
+    dtype = sides[0].positions.dtype
+    q, k, values = (x.to(dtype) for x in (q, k, v))
+    operands = (q, sides[0]), (k, sides[1] or sides[0])
+    weights = k.new_zeros(k.shape[:3]) if key_log_weight is None else key_log_weight
+    if phi.has_log_features:
+        logs_q, logs_k = (phi.log_features(*each) for each in operands)
+        assert logs_q is not None
+        assert logs_k is not None
+        logs = _log_products(logs_q, logs_k) + weights.unsqueeze(-2)
+        hidden = torch.zeros_like(logs, dtype=torch.bool)
+        if key_mask is not None:
+            hidden = hidden | ~key_mask[:, None, None, :]
+        if causal:
+            hidden = hidden | torch.ones_like(hidden).triu(1)
+        # Not minus infinity: a row without a key would have no gradient but NaN.
+        rows = logs.masked_fill(hidden, torch.finfo(logs.dtype).min).softmax(dim=-1)
+        return (rows.masked_fill(hidden, 0) @ values).to(v.dtype)
+    phi_q, phi_k = (phi(*each) for each in operands)
+    weights = weights if key_log_weight is None else weights - weights.amax(-1, True)
+    phi_k = phi_k * weights.exp().unsqueeze(-1)
+    out = linear_attention(phi_q, phi_k, values, key_mask, causal=causal)
+    return out.to(v.dtype)
 
 
 def packed_attention(
@@ -161,9 +225,11 @@ def packed_attention(
     k: Tensor,
     v: Tensor,
     particles: Particles,
-    feature_map: _Map,
+    feature_map: FeatureMap,
     cu_seqlens: Tensor,
     *,
+    key_particles: Particles | None = None,
+    key_log_weight: Tensor | None = None,
     causal: bool = False,
 ) -> Tensor:
     """Treat each sequence by itself.
@@ -178,6 +244,18 @@ def packed_attention(
     outputs = []
     for start, stop in sequence_bounds(cu_seqlens, q.shape[0]):
         a, b, c = (x[start:stop].transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-        out = kernel_attention(a, b, c, particles, feature_map, causal=causal)
+        weight = key_log_weight
+        if weight is not None:
+            weight = weight[start:stop].t().unsqueeze(0)
+        out = kernel_attention(
+            a,
+            b,
+            c,
+            particles,
+            feature_map,
+            key_particles=key_particles,
+            key_log_weight=weight,
+            causal=causal,
+        )
         outputs.append(out.squeeze(0).transpose(0, 1))
     return torch.cat(outputs)

@@ -10,19 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from coulomb.attention.ops.block_maps import ABSENT
-from coulomb.features import AbstractFeatureMap, Favor, Particles, projections
+from coulomb.features import AbstractFeatureMap, Particles, projections
 
-_CHUNK = 64
-
-
-def must_be_plain(x: Tensor) -> bool:
-    """Say whether someone is tracing or transforming the present call."""
-    return (
-        x.is_meta
-        or torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._are_functorch_transforms_active()
-    )
+_ROWS = 64
 
 
 def ratio(sums: Tensor) -> Tensor:
@@ -40,49 +30,72 @@ def values_with_ones(v: Tensor, key_mask: Tensor | None) -> Tensor:
     return values.masked_fill(~key_mask[:, None, :, None], 0)
 
 
-def _key_exponents(
-    feature_map: Favor, k: Tensor, particles: Particles, key_mask: Tensor | None
-) -> Tensor:
-    exponents = feature_map.exponents(k, particles)
-    if key_mask is None:
-        return exponents
-    return exponents.masked_fill(~key_mask[:, None, :, None], ABSENT)
-
-
 def feature_pair(
     q: Tensor,
     k: Tensor,
-    particles: Particles,
+    sides: tuple[Particles, Particles | None],
     feature_map: AbstractFeatureMap,
     key_mask: Tensor | None,
+    log_weight: Tensor | None = None,
     *,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Evaluate the features of queries and keys so that nothing overflows."""
-    if key_mask is not None:
-        k = k.masked_fill(~key_mask[:, None, :, None], 0)
-    if not isinstance(feature_map, Favor):
-        return feature_map(q, particles), feature_map(k, particles), None
-    exponents = _key_exponents(feature_map, k, particles, key_mask)
-    products = projections(q, particles)
+    """Evaluate features so that nothing overflows, and the logarithms of key weights.
+
+    The features of key j are yet to be multiplied by the exponential of its entry in
+    the third result, shape `(batch, heads, m)`, unless that is None.
+    """
+    particles, key_particles = sides[0], sides[1] or sides[0]
+    dead = None if key_mask is None else ~key_mask[:, None, :, None]
+    if dead is not None:
+        k = k.masked_fill(dead, 0)
+        if log_weight is not None:
+            log_weight = log_weight.masked_fill(dead.squeeze(-1), ABSENT)
+    if not feature_map.needs_shift:
+        return feature_map(q, particles), feature_map(k, key_particles), log_weight
+    exponents = feature_map.log_features(k, key_particles)
+    assert exponents is not None
+    if log_weight is not None:
+        exponents = exponents + log_weight.unsqueeze(-1)
+    if dead is not None:
+        exponents = exponents.masked_fill(dead, ABSENT)
+    products = projections(q, particles) / feature_map.temperature
     if causal:
         highest = exponents.detach().amax(dim=-1, keepdim=True)
         phi_k = (exponents - highest).exp()
         return products.softmax(dim=-1), phi_k, highest.squeeze(-1)
+    if k.shape[2] == 0:
+        return products.exp(), exponents, None
     highest = exponents.detach().amax(dim=-2, keepdim=True)
     return (products + highest).softmax(dim=-1), (exponents - highest).exp(), None
 
 
-def bidirectional(
-    phi_q: Tensor, phi_k: Tensor, values: Tensor, *, quadratic: bool
+def attend(
+    phi_q: Tensor,
+    phi_k: Tensor,
+    logs: Tensor | None,
+    v: Tensor,
+    key_mask: Tensor | None,
+    *,
+    causal: bool,
+    quadratic: bool,
 ) -> Tensor:
-    """Sum over all keys."""
-    if quadratic:
-        return (phi_q @ phi_k.transpose(-1, -2)) @ values
-    return phi_q @ (phi_k.transpose(-1, -2) @ values)
+    """Attend with features and logarithms of key weights."""
+    values = values_with_ones(v.to(phi_k.dtype), key_mask)
+    if causal:
+        sums = _causal_sums(phi_q, phi_k, values, logs, quadratic=quadratic)
+    else:
+        if logs is not None and logs.shape[-1]:
+            logs = logs - logs.detach().amax(dim=-1, keepdim=True)
+            values = values * logs.exp().unsqueeze(-1)
+        if quadratic:
+            sums = (phi_q @ phi_k.transpose(-1, -2)) @ values
+        else:
+            sums = phi_q @ (phi_k.transpose(-1, -2) @ values)
+    return ratio(sums).to(v.dtype)
 
 
-def causal_sums(
+def _causal_sums(
     phi_q: Tensor,
     phi_k: Tensor,
     values: Tensor,
@@ -90,13 +103,13 @@ def causal_sums(
     *,
     quadratic: bool,
 ) -> Tensor:
-    """Sum over the keys up to each position, all chunks at once."""
+    # Sums over the keys up to each position, all blocks at once.
     length = phi_q.shape[2]
     whole = quadratic or torch.compiler.is_exporting()
     if logs is not None:
-        logs = _chunked(logs.unsqueeze(-1), ABSENT, whole=whole).squeeze(-1)
-    phi_q, phi_k, values = (_chunked(x, whole=whole) for x in (phi_q, phi_k, values))
-    products = phi_q @ phi_k.transpose(-1, -2)  # (batch, heads, chunks, row, row)
+        logs = _blocks(logs.unsqueeze(-1), ABSENT, whole=whole).squeeze(-1)
+    phi_q, phi_k, values = (_blocks(x, whole=whole) for x in (phi_q, phi_k, values))
+    products = phi_q @ phi_k.transpose(-1, -2)  # (batch, heads, blocks, row, row)
     if logs is None:
         states = phi_k.transpose(-1, -2) @ values
         before = states.cumsum(dim=2) - states
@@ -109,17 +122,17 @@ def causal_sums(
 def _weighted_sums(
     phi_q: Tensor, phi_k: Tensor, values: Tensor, products: Tensor, weights: Tensor
 ) -> Tensor:
-    rows, chunks = phi_q.shape[3], phi_q.shape[2]
-    peaks = weights.amax(dim=-1)  # (.., chunks) of weights (.., chunks, rows)
+    rows, blocks = phi_q.shape[3], phi_q.shape[2]
+    peaks = weights.amax(dim=-1)  # (.., blocks) of weights (.., blocks, rows)
     # The reference of row i is the largest weight up to i, so that no factor exceeds 1
     # and the largest is 1.
     reference = _running_maximum(weights.flatten(2)).view_as(weights)
-    inside = weights.unsqueeze(-2) - reference.unsqueeze(-1)  # (.., chunks, i, j)
+    inside = weights.unsqueeze(-2) - reference.unsqueeze(-1)  # (.., blocks, i, j)
     future = torch.ones(rows, rows, dtype=torch.bool, device=weights.device).triu(1)
     inside = inside.masked_fill(future, -torch.inf).exp()
     ends = functional.pad(reference[..., -1], (1, 0), value=ABSENT)[..., :-1]
-    between = peaks.unsqueeze(-2) - ends.unsqueeze(-1)  # (.., chunk, earlier chunk)
-    past = torch.ones(chunks, chunks, dtype=torch.bool, device=weights.device).tril(-1)
+    between = peaks.unsqueeze(-2) - ends.unsqueeze(-1)  # (.., block, earlier block)
+    past = torch.ones(blocks, blocks, dtype=torch.bool, device=weights.device).tril(-1)
     between = between.masked_fill(~past, -torch.inf).exp()
     factors = (weights - peaks.unsqueeze(-1)).exp().unsqueeze(-1)
     states = phi_k.transpose(-1, -2) @ (values * factors)
@@ -137,10 +150,10 @@ def _running_maximum(x: Tensor) -> Tensor:
     return x.unsqueeze(2).masked_fill(later, ABSENT).amax(dim=-1)
 
 
-def _chunked(x: Tensor, value: float = 0.0, *, whole: bool) -> Tensor:
+def _blocks(x: Tensor, value: float = 0.0, *, whole: bool) -> Tensor:
     if whole:
         return x.unsqueeze(2)
     batch, heads, length, dim = x.shape
-    chunks = (length + _CHUNK - 1) // _CHUNK
-    padded = functional.pad(x, (0, 0, 0, chunks * _CHUNK - length), value=value)
-    return padded.view(batch, heads, chunks, _CHUNK, dim)
+    blocks = (length + _ROWS - 1) // _ROWS
+    padded = functional.pad(x, (0, 0, 0, blocks * _ROWS - length), value=value)
+    return padded.view(batch, heads, blocks, _ROWS, dim)

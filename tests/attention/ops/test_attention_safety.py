@@ -19,7 +19,7 @@ POSITIVE = [name for name in MAPS if feature_maps.build(name).positive]
 
 def log_twin(q, k, v, particles, causal=False):
     """Favor in logarithms, so that nothing can leave the range."""
-    left, right = (Favor().exponents(x, particles) for x in (q, k))
+    left, right = (Favor().log_features(x, particles) for x in (q, k))
     logs = torch.logsumexp(left.unsqueeze(-2) + right.unsqueeze(-3), dim=-1)
     if causal:
         future = torch.ones(logs.shape[-2:], dtype=torch.bool).triu(1)

@@ -31,9 +31,10 @@ def kinds(monkeypatch):
     found = []
     forward = _compiled.forward
 
-    def spy(kind, *args):
-        kept = forward(kind, *args)
-        found.append(kind if kept else None)
+    def spy(*args):
+        kept = forward(*args)
+        if _compiled.kind_of(*args[:5]):
+            found.append(kept.kind if kept else None)
         return kept
 
     monkeypatch.setattr(_compiled, "forward", spy)

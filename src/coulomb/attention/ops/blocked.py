@@ -1,0 +1,574 @@
+"""Attention in blocks that fit the cache: linear, quadratic and causal form.
+
+A problem is cut into blocks of a few sequences, a block into blocks of rows. Values
+carry a last column of ones, so that one product gives numerator and normaliser:
+`phi(q)' [G z]` with `[G z] = sum_j phi(k_j) [v_j 1]'`. A mask multiplies `[v_j 1]`,
+which is the same number as multiplying `phi(k_j)` at a quarter of the cost.
+
+The causal form is exact: inside each part of a block of rows the lower triangle of
+`phi(q) phi(k)'` is formed, and what came before is in the sums `[G z]`. Its backward
+pass goes from the last few blocks to the first; in each, once forwards for the queries,
+with the same sums, and once backwards for the keys, with the sums of what comes after.
+Only the sums before every few blocks are stored.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from coulomb.attention.ops.block_maps import (
+    ABSENT,
+    FRESH,
+    BlockMap,
+    KeyRows,
+    Pull,
+    Workspace,
+)
+from coulomb.features import AbstractFeatureMap
+
+# Rows whose triangle is formed: more cost more products, fewer more rounds.
+TRIANGLE = 64
+# Features of so many rows are kept while they are differentiated; the sums before them
+# are kept from the forward pass, a quarter of the size of their values.
+_STORED_EVERY = 512
+
+
+class BlockIndex(NamedTuple):
+    """The sequences of a block: a range of the batch, or packed tokens."""
+
+    start: int
+    stop: int
+    packed: bool = False
+    # Several packed sequences of about the same length: the token at each place,
+    # (sequences, longest), any one at padding; and True = real token.
+    rows: Tensor | None = None
+    mask: Tensor | None = None
+
+    def take(self, x: Tensor) -> Tensor:
+        """Give `(batch, heads, length, dim)`, a view except of several sequences."""
+        if self.rows is not None:
+            return x[self.rows].transpose(1, 2)
+        part = x[self.start : self.stop]
+        return part.transpose(0, 1).unsqueeze(0) if self.packed else part
+
+    def put(self, part: Tensor, x: Tensor) -> None:
+        """Write back what is not a view and therefore not there already."""
+        if self.rows is not None and self.mask is not None:
+            x[self.rows[self.mask]] = part.transpose(1, 2)[self.mask]
+
+
+class Problem(NamedTuple):
+    """How attention is cut into blocks, and in which form each is computed."""
+
+    feature_map: AbstractFeatureMap | None
+    causal: bool
+    form: str  # "linear", "quadratic", or "auto" for the cheaper of each block
+    blocks: tuple[BlockIndex, ...]
+    packed: bool = False
+    backward: bool = False  # whether there will be a backward pass
+    keep: bool = False  # whether features are few enough to be kept for it
+
+
+class Gradients(NamedTuple):
+    """The gradient of the output, and where those of the inputs are written."""
+
+    out: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    log_weight: Tensor | None
+
+
+class Saved(NamedTuple):
+    """What the backward pass of a block needs beside its inputs and outputs."""
+
+    normaliser: Tensor | None = None  # (groups, n, 1), infinite where no key is real
+    sums: Tensor | None = None  # (groups, dim_v + 1, features)
+    weights: Tensor | None = None  # (groups, 1, features)
+    shifts: list[Tensor] | None = None
+    triangle: int = 0
+    states: list[Tensor] | None = None  # sums before every few blocks, if causal
+    queries: list[Tensor] | None = None  # features of each block of rows, if kept
+    keys: list[tuple[Tensor, Tensor | None]] | None = None  # and the shift of each
+    exact: bool = True  # whether nothing was lost to underflow
+    logs: bool = False  # whether features were taken in logarithms
+
+
+def _ranges(length: int, step: int) -> list[tuple[int, int]]:
+    return [(start, min(start + step, length)) for start in range(0, length, step)]
+
+
+def _join_heads(x: Tensor) -> Tensor:
+    # The sequences of a head follow one another, so that one matrix product evaluates
+    # the features of all of them.
+    return x.transpose(0, 1).flatten(0, 1)
+
+
+def _split_heads(rows: Tensor, like: Tensor) -> Tensor:
+    batch, heads = like.shape[:2]
+    return rows.view(heads, batch, *rows.shape[1:]).transpose(0, 1)
+
+
+def _raise_shift(sums: Tensor, shift: Tensor | None, higher: Tensor | None) -> None:
+    # Rescale sums over keys from one shift to another, at least as high.
+    if shift is not None and higher is not None:
+        sums.mul_((shift - higher).exp_())
+
+
+class Block(NamedTuple):
+    """A few sequences with all their heads, and where the output goes."""
+
+    q: Tensor  # (batch, heads, n, dim)
+    k: Tensor  # (batch, heads, m, dim)
+    v: Tensor  # (batch, heads, m, dim_v)
+    log_weight: Tensor | None  # (batch, heads, m, 1)
+    mask: Tensor | None  # (batch, m), True = real token
+    out: Tensor  # (batch, heads, n, dim_v)
+    work: Workspace
+
+    @property
+    def groups(self) -> int:
+        """The sequences times the heads."""
+        return self.q.shape[0] * self.q.shape[1]
+
+    def key_count(self) -> int:
+        """Give the length without padding at the end, which is not even looked at."""
+        # More of it changes nothing then, not even the order of the sums. Elsewhere the
+        # question would stall the device.
+        length = self.k.shape[2]
+        if self.mask is None or self.mask.device.type != "cpu":
+            return length
+        real = self.mask.any(dim=0).nonzero()
+        return int(real[-1]) + 1 if len(real) else min(length, 1)
+
+    def row_count(self, n_features: int) -> int:
+        """Choose how many rows to work on, so that features stay in the cache."""
+        elements = 1 << 19 if self.q.device.type == "cpu" else 1 << 26
+        rows = elements // (self.groups * max(n_features, 1))
+        return min(max(32, rows // 32 * 32), 4096)
+
+    def zero_sums(self, features: BlockMap) -> Tensor:
+        """Start `[G z]'`; BLAS is fastest with the features in the last axis."""
+        n_features = features.n_features(self.k.shape[-1])
+        return self.work.zeros(self.groups, self.v.shape[-1] + 1, n_features)
+
+    def rows(self, x: Tensor, start: int, stop: int) -> Tensor:
+        """Take rows, heads and batch as one axis, in the working precision."""
+        return _join_heads(x[:, :, start:stop]).to(self.work.dtype)
+
+    def key_rows(self, start: int, stop: int) -> KeyRows:
+        """Take keys and values; what the mask removes is zero."""
+        keys = self.rows(self.k, start, stop)
+        heads, dim_v = self.v.shape[1], self.v.shape[3]
+        values = self.work.get("values", self.groups, stop - start, dim_v + 1)
+        _split_heads(values, self.v)[..., :dim_v] = self.v[:, :, start:stop]
+        values[..., dim_v] = 1
+        log_weight = self.log_weight
+        if log_weight is not None:
+            log_weight = self.rows(log_weight, start, stop)
+        if self.mask is None:
+            return KeyRows(keys, values, None, log_weight)
+        dead = ~self.mask[:, None, start:stop, None].expand(-1, heads, -1, -1)
+        dead = _join_heads(dead)
+        if log_weight is not None:
+            log_weight = log_weight.masked_fill(dead, ABSENT)
+        # Also the keys: padding may hold anything, and NaN times zero is NaN.
+        keys, values = keys.masked_fill(dead, 0), values.masked_fill_(dead, 0)
+        return KeyRows(keys, values, dead, log_weight)
+
+    def write_product(self, left: Tensor, right: Tensor, start: int, stop: int) -> None:
+        """Multiply into rows of the output, without a copy where possible."""
+        out = self.out[:, :, start:stop]
+        if out.shape[0] == 1 and out.dtype == left.dtype:
+            torch.bmm(left, right, out=out[0])
+        else:
+            out.copy_(_split_heads(torch.bmm(left, right), out))
+
+    def write_ratio(self, sums: Tensor, normaliser: Tensor, start: int) -> None:
+        """Divide numerators by normalisers; zero where there is nothing to divide."""
+        stop = start + sums.shape[1]
+        out, total = self.out[:, :, start:stop], normaliser[:, start:stop]
+        total.copy_(sums[..., -1:])
+        # One division by infinity makes the output zero, and every gradient with it.
+        total.masked_fill_(total == 0, torch.inf)
+        torch.div(_split_heads(sums, out)[..., :-1], _split_heads(total, out), out=out)
+
+    def grad_rows(
+        self, grads: Gradients, normaliser: Tensor | None, start: int, stop: int
+    ) -> Tensor:
+        """Differentiate the ratio: `g / D` of the numerator, `-(g . out) / D` of D."""
+        g = self.rows(grads.out, start, stop)
+        y = self.rows(self.out, start, stop)
+        result = self.work.get("grad_sums", g.shape[0], g.shape[1], g.shape[2] + 1)
+        if normaliser is None:
+            result[..., :-1] = g
+        else:
+            torch.div(g, normaliser[:, start:stop], out=result[..., :-1])
+        torch.sum(result[..., :-1] * y, dim=-1, out=result[..., -1])
+        result[..., -1].neg_()
+        return result
+
+    def in_range(self, normaliser: Tensor, *, causal: bool) -> bool:
+        """Say whether the normaliser of every query that sees a key kept its digits."""
+        lost = normaliser < torch.finfo(normaliser.dtype).tiny ** 0.5
+        lost |= normaliser.isinf()
+        if self.mask is not None:
+            seen = self.mask.cumsum(dim=1).bool()
+            seen = (seen if causal else seen[:, -1:])[:, None, :, None]
+            lost &= _join_heads(seen.expand(-1, self.q.shape[1], -1, -1))
+        return self.k.shape[2] == 0 or not bool(lost.any())
+
+
+def _write(rows: Tensor, target: Tensor, start: int) -> None:
+    part = target[:, :, start : start + rows.shape[1]]
+    part.copy_(_split_heads(rows, part))
+
+
+def _write_key_gradients(
+    grads: Gradients, rows: KeyRows, keys: Tensor, values: Tensor, start: int
+) -> None:
+    # Masked tokens get zero. Features of a removed key have no gradient, but its values
+    # do.
+    if grads.log_weight is not None:
+        weight = rows.values[..., -1:]
+        _write(
+            (values * rows.values).sum(dim=-1, keepdim=True), grads.log_weight, start
+        )
+        values = values * weight
+    values = values[..., : grads.v.shape[3]]
+    if rows.dead is not None:
+        keys = keys.masked_fill(rows.dead, 0)
+        values = values.masked_fill(rows.dead, 0)
+    _write(keys, grads.k, start)
+    _write(values, grads.v, start)
+
+
+def _clear_padding(grads: Gradients, count: int) -> None:
+    for grad in (grads.k, grads.v, grads.log_weight):
+        if grad is not None:
+            grad[:, :, count:] = 0
+
+
+def _fold(sums: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    # With exponential features, phi(q)' G / phi(q)' z = softmax(log phi(q) + log z)
+    # (G / z): a mean, over features, of mean values. Nothing is left to divide by.
+    weights = sums[:, -1:]
+    absent = weights == 0
+    logarithms = weights.log().masked_fill_(absent, ABSENT)
+    offset = logarithms if shift is None else logarithms.add_(shift)
+    weights = weights.masked_fill(absent, torch.inf)
+    return sums.div_(weights), weights, offset
+
+
+def _all_weights_in_range(sums: Tensor) -> bool:
+    weights = sums[:, -1:]
+    lost = weights < torch.finfo(sums.dtype).tiny ** 0.5
+    # Without a key there is nothing to lose.
+    return not bool((lost & (weights.amax(dim=-1, keepdim=True) > 0)).any())
+
+
+def linear_forward(features: BlockMap, block: Block, problem: Problem) -> Saved:
+    """Sum keys, `[G z] = sum_j phi(k_j) [v_j 1]'`, then apply to the queries."""
+    work = block.work
+    keep = problem.keep and features.exponential
+    kept_queries: list[Tensor] = []
+    kept_keys: list[tuple[Tensor, Tensor | None]] = []
+    sums = block.zero_sums(features)
+    step = block.row_count(sums.shape[2])
+    shift: Tensor | None = None
+    for start, stop in _ranges(block.key_count(), step):
+        rows = block.key_rows(start, stop)
+        work.slot = FRESH if keep else 0
+        phi, higher, _ = features.keys(rows, shift)
+        work.slot = 0
+        _raise_shift(sums, shift, higher)
+        shift = higher
+        if keep:
+            kept_keys.append((phi, shift))
+        sums.baddbmm_(rows.values.transpose(1, 2), phi)
+    ranges = _ranges(block.q.shape[2], step)
+    if features.exponential:
+        exact = not features.retry or _all_weights_in_range(sums)
+        means, weights, offset = _fold(sums, shift)
+        columns = means[:, :-1].transpose(1, 2)
+        for start, stop in ranges:
+            work.slot = FRESH if keep else 0
+            phi, _ = features.queries(block.rows(block.q, start, stop), offset)
+            work.slot = 0
+            if keep:
+                kept_queries.append(phi)
+            block.write_product(phi, columns, start, stop)
+        return Saved(
+            sums=means,
+            weights=weights,
+            shifts=[offset] if shift is None else [offset, shift],
+            queries=kept_queries if keep else None,
+            keys=kept_keys if keep else None,
+            exact=exact,
+        )
+    normaliser = work.zeros(block.groups, block.q.shape[2], 1)
+    for start, stop in ranges:
+        phi, _ = features.queries(block.rows(block.q, start, stop), shift)
+        outputs = work.get("outputs", phi.shape[0], phi.shape[1], sums.shape[1])
+        torch.bmm(phi, sums.transpose(1, 2), out=outputs)
+        block.write_ratio(outputs, normaliser, start)
+    exact = not features.retry or block.in_range(normaliser, causal=False)
+    shifts = None if shift is None else [shift, shift]
+    return Saved(normaliser, sums, shifts=shifts, exact=exact)
+
+
+def linear_backward(
+    features: BlockMap, block: Block, saved: Saved, grads: Gradients
+) -> None:
+    """Pull the gradient back through the linear form, evaluating features again."""
+    sums = saved.sums
+    assert sums is not None
+    offset, shift = (*(saved.shifts or ()), None, None)[:2]
+    grad_sums = torch.zeros_like(sums)
+    step = block.row_count(sums.shape[2])
+    for i, (start, stop) in enumerate(_ranges(block.q.shape[2], step)):
+        queries = block.rows(block.q, start, stop)
+        known = None if saved.queries is None else saved.queries[i]
+        phi, pull = features.queries(queries, offset, known)
+        grad_rows = block.grad_rows(grads, saved.normaliser, start, stop)
+        grad_sums.baddbmm_(grad_rows.transpose(1, 2), phi)
+        grad_phi = block.work.get("grad_features", *phi.shape)
+        torch.bmm(grad_rows, sums, out=grad_phi)
+        _write(pull(grad_phi), grads.q, start)
+    if saved.weights is not None:
+        grad_sums.div_(saved.weights)
+    columns = grad_sums if grads.log_weight is not None else grad_sums[:, :-1]
+    columns = columns.transpose(1, 2)
+    count = block.key_count()
+    for i, (start, stop) in enumerate(_ranges(count, step)):
+        rows = block.key_rows(start, stop)
+        known_keys = None if saved.keys is None else saved.keys[i]
+        phi, _, pull = features.keys(rows, shift, known_keys)
+        grad_phi = block.work.get("grad_features", *phi.shape)
+        torch.bmm(rows.values, grad_sums, out=grad_phi)
+        grad_values = torch.bmm(phi, columns)
+        _write_key_gradients(grads, rows, pull(grad_phi), grad_values, start)
+    _clear_padding(grads, count)
+
+
+def quadratic_forward(features: BlockMap, block: Block, problem: Problem) -> Saved:
+    """Multiply in the other order, `(phi(q) phi(k)') [v 1]`: cheaper for few keys."""
+    work = block.work
+    count = block.key_count()
+    rows = block.key_rows(0, count)
+    phi_k, shift, _ = features.keys(rows, None)
+    normaliser = work.zeros(block.groups, block.q.shape[2], 1)
+    for start, stop in _ranges(block.q.shape[2], block.row_count(phi_k.shape[2])):
+        phi_q, _ = features.queries(block.rows(block.q, start, stop), shift)
+        products = work.get("products", phi_q.shape[0], stop - start, count)
+        torch.bmm(phi_q, phi_k.transpose(1, 2), out=products)
+        outputs = work.get("outputs", *products.shape[:2], rows.values.shape[2])
+        torch.bmm(products, rows.values, out=outputs)
+        block.write_ratio(outputs, normaliser, start)
+    exact = not features.retry or block.in_range(normaliser, causal=False)
+    return Saved(normaliser, shifts=None if shift is None else [shift], exact=exact)
+
+
+def quadratic_backward(
+    features: BlockMap, block: Block, saved: Saved, grads: Gradients
+) -> None:
+    """Pull the gradient back through the quadratic form."""
+    work = block.work
+    shift = saved.shifts[0] if saved.shifts else None
+    count = block.key_count()
+    rows = block.key_rows(0, count)
+    phi_k, _, pull_k = features.keys(rows, shift)
+    grad_phi_k = torch.zeros_like(phi_k)
+    grad_values = torch.zeros_like(rows.values)
+    for start, stop in _ranges(block.q.shape[2], block.row_count(phi_k.shape[2])):
+        phi_q, pull_q = features.queries(block.rows(block.q, start, stop), shift)
+        grad_rows = block.grad_rows(grads, saved.normaliser, start, stop)
+        products = work.get("products", phi_q.shape[0], stop - start, count)
+        torch.bmm(phi_q, phi_k.transpose(1, 2), out=products)
+        grad_values.baddbmm_(products.transpose(1, 2), grad_rows)
+        torch.bmm(grad_rows, rows.values.transpose(1, 2), out=products)
+        grad_phi_k.baddbmm_(products.transpose(1, 2), phi_q)
+        grad_phi_q = work.get("grad_features", *phi_q.shape)
+        torch.bmm(products, phi_k, out=grad_phi_q)
+        _write(pull_q(grad_phi_q), grads.q, start)
+    _write_key_gradients(grads, rows, pull_k(grad_phi_k), grad_values, 0)
+    _clear_padding(grads, count)
+
+
+class _RowBlock(NamedTuple):
+    # Rows of a causal form: a few triangles after one another.
+    number: int
+    start: int
+    stop: int
+    triangles: int
+
+    def split(self, x: Tensor) -> Tensor:
+        """View rows `(groups, rows, d)` as `(groups * triangles, rows, d)`."""
+        return x.view(x.shape[0] * self.triangles, -1, x.shape[2])
+
+    def parts(self) -> list[slice]:
+        """Give the rows of each triangle, counted from the start of the block."""
+        step = (self.stop - self.start) // self.triangles
+        return [slice(i * step, (i + 1) * step) for i in range(self.triangles)]
+
+    def products(self, left: Tensor, right: Tensor, work: Workspace) -> Tensor:
+        """Multiply the rows of each triangle; `(groups * triangles, rows, rows)`."""
+        left, right = self.split(left), self.split(right)
+        out = work.get("products", left.shape[0], left.shape[1], left.shape[1])
+        return torch.bmm(left, right.transpose(1, 2), out=out)
+
+
+def _row_blocks(block: Block, n_features: int, rows: int) -> list[list[_RowBlock]]:
+    # Blocks of whole triangles and one shorter at the end, by the sums that are stored.
+    # Triangles that had to be shortened are blocks by themselves, because a shift is
+    # common to a block.
+    length = block.q.shape[2]
+    many = block.row_count(n_features) // rows if rows == TRIANGLE else 1
+    whole = length // rows * rows
+    blocks = [
+        _RowBlock(number, start, stop, (stop - start) // rows)
+        for number, (start, stop) in enumerate(_ranges(whole, rows * max(many, 1)))
+    ]
+    if whole != length:
+        blocks.append(_RowBlock(len(blocks), whole, length, 1))
+    stored: list[list[_RowBlock]] = []
+    for each in blocks:
+        if not stored or each.stop - stored[-1][0].start > _STORED_EVERY:
+            stored.append([])
+        stored[-1].append(each)
+    return stored
+
+
+def _causal_forward(
+    features: BlockMap, block: Block, triangle: int, keep: bool
+) -> Saved:
+    work = block.work
+    sums = block.zero_sums(features)
+    shift: Tensor | None = None
+    normaliser = work.zeros(block.groups, block.q.shape[2], 1)
+    shifts: list[Tensor] = []
+    states: list[Tensor] = []
+    for blocks in _row_blocks(block, sums.shape[2], triangle):
+        if keep:
+            states.append(sums.clone())
+        for each in blocks:
+            rows = block.key_rows(each.start, each.stop)
+            phi_k, higher, _ = features.keys(rows, shift)
+            _raise_shift(sums, shift, higher)
+            shift = higher
+            if shift is not None:
+                shifts.append(shift)
+            queries = block.rows(block.q, each.start, each.stop)
+            phi_q, _ = features.queries(queries, shift)
+            products = each.products(phi_q, phi_k, work).tril_()
+            outputs = work.get("outputs", *rows.values.shape)
+            torch.bmm(products, each.split(rows.values), out=each.split(outputs))
+            for part in each.parts():
+                outputs[:, part].baddbmm_(phi_q[:, part], sums.transpose(1, 2))
+                sums.baddbmm_(rows.values[:, part].transpose(1, 2), phi_k[:, part])
+            block.write_ratio(outputs, normaliser, each.start)
+    exact = True
+    if shifts or features.retry:
+        # A row whose keys are all far below a later key of its block has lost digits.
+        exact = block.in_range(normaliser, causal=True)
+    return Saved(
+        normaliser, shifts=shifts or None, triangle=triangle, states=states, exact=exact
+    )
+
+
+def causal_forward(features: BlockMap, block: Block, problem: Problem) -> Saved:
+    """Attend to the past, `a_i = phi(q_i)' G_i / phi(q_i)' z_i` with sums up to i.
+
+    A shift is common to a block of rows. Should a later key of a block dwarf the
+    earlier ones beyond the range of the numbers, blocks are shortened, at last to one
+    row.
+    """
+    n = block.q.shape[2]
+    # One triangle of everything is the quadratic form.
+    triangle = max(n, 1) if problem.form == "quadratic" else TRIANGLE
+    while True:
+        saved = _causal_forward(features, block, triangle, problem.backward)
+        if saved.exact or features.retry or triangle == 1:
+            return saved
+        triangle = max(1, min(triangle, n) // 8)
+
+
+class _Recorded(NamedTuple):
+    rows: _RowBlock
+    phi_q: Tensor
+    phi_k: Tensor
+    keys: KeyRows
+    grad_rows: Tensor
+    pull: Pull
+
+
+def causal_backward(
+    features: BlockMap, block: Block, saved: Saved, grads: Gradients
+) -> None:
+    """Pull the gradient back through the causal form."""
+    later = block.zero_sums(features)  # sums of phi(q_i) and the gradient of its ratio
+    stored = _row_blocks(block, later.shape[2], saved.triangle)
+    shift: Tensor | None = None
+    for index in reversed(range(len(stored))):
+        records = _pull_causal_queries(
+            features, block, saved, grads, stored[index], index
+        )
+        for record in reversed(records):
+            lower = saved.shifts[record.rows.number] if saved.shifts else None
+            _raise_shift(later, lower, shift)
+            shift = lower
+            _pull_causal_keys(block.work, record, later, grads)
+
+
+def _pull_causal_queries(
+    features: BlockMap,
+    block: Block,
+    saved: Saved,
+    grads: Gradients,
+    blocks: list[_RowBlock],
+    index: int,
+) -> list[_Recorded]:
+    work = block.work
+    assert saved.states is not None
+    sums = saved.states[index].clone()  # a backward pass may be repeated
+    first = blocks[0].number
+    shift = saved.shifts[first - 1] if saved.shifts and first else None
+    records: list[_Recorded] = []
+    for slot, each in enumerate(blocks):
+        number, start, stop, _ = each
+        work.slot = slot
+        rows = block.key_rows(start, stop)
+        higher = saved.shifts[number] if saved.shifts else None
+        _raise_shift(sums, shift, higher)
+        shift = higher
+        phi_k, _, pull_k = features.keys(rows, shift)
+        phi_q, pull = features.queries(block.rows(block.q, start, stop), shift)
+        grad_rows = block.grad_rows(grads, saved.normaliser, start, stop)
+        records.append(_Recorded(each, phi_q, phi_k, rows, grad_rows, pull_k))
+        work.slot = 0
+        products = each.products(grad_rows, rows.values, work).tril_()
+        grad_phi = work.get("grad_features", *phi_q.shape)
+        torch.bmm(products, each.split(phi_k), out=each.split(grad_phi))
+        for part in each.parts():
+            grad_phi[:, part].baddbmm_(grad_rows[:, part], sums)
+            sums.baddbmm_(rows.values[:, part].transpose(1, 2), phi_k[:, part])
+        _write(pull(grad_phi), grads.q, start)
+    return records
+
+
+def _pull_causal_keys(
+    work: Workspace, record: _Recorded, later: Tensor, grads: Gradients
+) -> None:
+    each, phi_q, phi_k, rows, grad_rows, pull = record
+    products = each.products(rows.values, grad_rows, work).triu_()
+    grad_phi = work.get("grad_features", *phi_k.shape)
+    torch.bmm(products, each.split(phi_q), out=each.split(grad_phi))
+    products = each.products(phi_k, phi_q, work).triu_()
+    grad_values = work.get("grad_values", *grad_rows.shape)
+    torch.bmm(products, each.split(grad_rows), out=each.split(grad_values))
+    for part in reversed(each.parts()):
+        grad_phi[:, part].baddbmm_(rows.values[:, part], later)
+        grad_values[:, part].baddbmm_(phi_k[:, part], later.transpose(1, 2))
+        later.baddbmm_(grad_rows[:, part].transpose(1, 2), phi_q[:, part])
+    _write_key_gradients(grads, rows, pull(grad_phi), grad_values, each.start)
