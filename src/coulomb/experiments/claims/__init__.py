@@ -3,7 +3,7 @@
 import enum
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from coulomb._support.stats import Difference
 from coulomb.experiments.records import Record
-from coulomb.experiments.summary import select, values_of
+from coulomb.experiments.summary import paired, select, values_of
 
 Evidence = Mapping[str, Sequence[Record]]
 """Records by the name of their experiment."""
@@ -34,6 +34,11 @@ class Finding:
     verdict: Verdict
     note: str = ""
     constants: str = ""
+
+
+def verdict(holds: bool) -> Verdict:
+    """Say whether a claim holds."""
+    return Verdict.HOLDS if holds else Verdict.FAILS
 
 
 Test = Callable[[Evidence, str], Finding | None]
@@ -65,7 +70,7 @@ _CLAIMS: list[Claim] = []
 
 
 def claim(
-    name: str,
+    name: str = "",
     *,
     source: str,
     text: str,
@@ -73,10 +78,11 @@ def claim(
     needs: str,
     constants: tuple[str, ...] = ("paper", "default"),
 ) -> Callable[[Test], Test]:
-    """Register the decorated test as that of a claim."""
+    """Register the decorated test as that of a claim; its name is the claim's."""
 
     def register(test: Test) -> Test:
-        _CLAIMS.append(Claim(name, source, text, paper, test, constants, needs))
+        title = name or test.__name__.strip("_").replace("_", "-")
+        _CLAIMS.append(Claim(title, source, text, paper, test, constants, needs))
         return test
 
     return register
@@ -114,11 +120,7 @@ def judge_claims(evidence: Evidence) -> list[Result]:
             if found is None:
                 note = f"Needs `coulomb reproduce {each.needs}`."
                 found = Finding("", None, Verdict.UNTESTED, note)
-            findings.append(
-                Finding(
-                    found.ours, found.difference, found.verdict, found.note, constants
-                )
-            )
+            findings.append(replace(found, constants=constants))
         results.append(Result(each, tuple(findings)))
     return results
 
@@ -138,8 +140,7 @@ def gain(difference: Difference, note: str = "", *, ours: str = "") -> Finding |
     holds = difference.mean > 0 and difference.distinct
     if not holds and not difference.distinct:
         note = f"{note} Within two standard errors of zero.".strip()
-    verdict = Verdict.HOLDS if holds else Verdict.FAILS
-    return Finding(ours, difference, verdict, note)
+    return Finding(ours, difference, verdict(holds), note)
 
 
 def versus(ours: Sequence[Record], theirs: Sequence[Record], metric: str) -> str:
@@ -149,6 +150,14 @@ def versus(ours: Sequence[Record], theirs: Sequence[Record], metric: str) -> str
         for rows in (ours, theirs)
     ]
     return f"{means[0]:.4f} against {means[1]:.4f}"
+
+
+def compare(
+    ours: Sequence[Record], theirs: Sequence[Record], metric: str, note: str = ""
+) -> Finding | None:
+    """Judge a claim that our rows have more of a metric than theirs."""
+    told = versus(ours, theirs, metric)
+    return gain(paired(ours, theirs, metric), note, ours=told)
 
 
 def words(difference: Difference) -> str:

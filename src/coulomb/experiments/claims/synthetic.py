@@ -9,10 +9,11 @@ from coulomb._support.stats import Difference, mean_difference
 from coulomb.experiments.claims import (
     Evidence,
     Finding,
-    Verdict,
     claim,
+    compare,
     gain,
     learned,
+    verdict,
     versus,
     words,
 )
@@ -28,15 +29,9 @@ from coulomb.experiments.summary import (
 
 _METRIC = "expected_accuracy"
 _MODERATE = (1.0, 10.0, 100.0)
+_NONZERO = (0.2, 0.5, 0.8, 1.0, 1.5)
 _ROUGHLY = 0.9  # "roughly 90 %"
-
-
-def _over_control(
-    records: Sequence[Record], constants: str, metric: str, **where: object
-) -> str:
-    control = learned(records, constants, control="norm-matched", **where)
-    difference = paired(learned(records, constants, **where), control, metric)
-    return f"Over its norm-matched control {words(difference)}."
+_MINIMAL = 0.02  # "minimal separation", against gains of "a few points"
 
 
 def _against(
@@ -45,49 +40,48 @@ def _against(
     records = evidence["noise"]
     ours = learned(records, constants, **where)
     theirs = select(records, method=method, constants="paper", design=42, **where)
-    note = _over_control(records, constants, metric, **where)
-    told = versus(ours, theirs, metric)
-    return gain(paired(ours, theirs, metric), note, ours=told)
+    control = learned(records, constants, control="norm-matched", **where)
+    gap = words(paired(ours, control, metric))
+    return compare(ours, theirs, metric, f"Over its norm-matched control {gap}.")
 
 
 @claim(
-    "moderate-noise-fixed",
     source="Experiments, first paragraph",
     text="Under moderate noise, optimised particles outperform fixed features.",
     needs="noise",
 )
-def _(evidence: Evidence, constants: str) -> Finding | None:
+def _moderate_noise_fixed(evidence: Evidence, constants: str) -> Finding | None:
     return _against(evidence, constants, "fixed", _METRIC, noise=_MODERATE)
 
 
 @claim(
-    "moderate-noise-importance",
     source="Experiments, first paragraph",
     text="Under moderate noise, optimised particles outperform importance sampling.",
     needs="noise",
 )
-def _(evidence: Evidence, constants: str) -> Finding | None:
+def _moderate_noise_importance(evidence: Evidence, constants: str) -> Finding | None:
     return _against(evidence, constants, "importance", _METRIC, noise=_MODERATE)
 
 
 @claim(
-    "gap-widens",
     source="Experiments, first paragraph",
     text="The accuracy gap to fixed features widens with the feature budget.",
     needs="budget",
 )
-def _(evidence: Evidence, constants: str) -> Finding | None:
+def _gap_widens(evidence: Evidence, constants: str) -> Finding | None:
     gaps = {}
     for budget in (16, 256):
-        ours = by_trial(
-            learned(evidence["budget"], constants, n_components=budget), _METRIC
-        )
+        ours = by_trial(_learned(evidence, constants, budget), _METRIC)
         theirs = by_trial(_fixed(evidence, budget), _METRIC)
         gaps[budget] = {t: ours[t] - theirs[t] for t in ours if t in theirs}
     difference = mean_difference(
         gaps[256][t] - gaps[16][t] for t in gaps[256] if t in gaps[16]
     )
     return gain(difference, "Gap at D = 256 minus gap at D = 16.")
+
+
+def _learned(evidence: Evidence, constants: str, budget: int) -> list[Record]:
+    return learned(evidence["budget"], constants, n_components=budget)
 
 
 def _fixed(evidence: Evidence, budget: int) -> list[Record]:
@@ -104,60 +98,44 @@ def _kept(
 
 
 @claim(
-    "retains-90-percent",
     source="Experiments, first paragraph",
     text="With 64 features, particles retain roughly 90 % of what 256 achieve.",
     paper="about 90 %",
     needs="budget",
 )
-def _(evidence: Evidence, constants: str) -> Finding | None:
-    rows = {
-        budget: learned(evidence["budget"], constants, n_components=budget)
-        for budget in (64, 256)
-    }
-    share = mean_difference(_kept(rows[256], rows[64]).values())
+def _retains_90_percent(evidence: Evidence, constants: str) -> Finding | None:
+    few, many = (_learned(evidence, constants, budget) for budget in (64, 256))
+    share = mean_difference(_kept(many, few).values())
     if share.n < 2:
         return None
-    verdict = Verdict.HOLDS if share.mean > _ROUGHLY - 0.05 else Verdict.FAILS
-    told = versus(rows[64], rows[256], _METRIC)
+    told = versus(few, many, _METRIC)
     ours = f"{share.mean:.1%} ± {share.standard_error:.1%} ({told})"
-    return Finding(
-        ours, None, verdict, "On vectors; a coin toss is right half the time."
-    )
+    note = "On vectors; a coin toss is right half the time."
+    return Finding(ours, None, verdict(share.mean > _ROUGHLY - 0.05), note)
 
 
 @claim(
-    "fixed-degrades-more",
     source="Experiments, first paragraph",
     text="From 256 to 64 features, fixed random features degrade more sharply.",
     needs="budget",
 )
-def _(evidence: Evidence, constants: str) -> Finding | None:
-    ours = {
-        budget: learned(evidence["budget"], constants, n_components=budget)
-        for budget in (64, 256)
-    }
-    mine = _kept(ours[256], ours[64])
-    theirs = _kept(_fixed(evidence, 256), _fixed(evidence, 64))
+def _fixed_degrades_more(evidence: Evidence, constants: str) -> Finding | None:
+    few, many = (_learned(evidence, constants, budget) for budget in (64, 256))
+    fixed_few, fixed_many = (_fixed(evidence, budget) for budget in (64, 256))
+    mine, theirs = _kept(many, few), _kept(fixed_many, fixed_few)
     difference = mean_difference(mine[t] - theirs[t] for t in mine if t in theirs)
-    told = "; ".join(
-        f"{name} {versus(few, many, _METRIC)}"
-        for name, few, many in (
-            ("learned", ours[64], ours[256]),
-            ("fixed", _fixed(evidence, 64), _fixed(evidence, 256)),
-        )
-    )
+    told = f"learned {versus(few, many, _METRIC)}; "
+    told += f"fixed {versus(fixed_few, fixed_many, _METRIC)}"
     note = "Share kept by learned minus share kept by fixed features."
     return gain(difference, note, ours=told)
 
 
 @claim(
-    "tuned-svm-best",
     source="subsec:nonlinear-synth-cls, Results",
     text="Across noise levels, the RBF SVM with a tuned bandwidth performs best.",
     needs="noise",
 )
-def _(evidence: Evidence, constants: str) -> Finding | None:
+def _tuned_svm_best(evidence: Evidence, constants: str) -> Finding | None:
     records = select(evidence["noise"], control=None, design=42, n_features=5)
     tuned = select(records, method="svm", gamma=0.5)
     if constants == "default":
@@ -174,21 +152,16 @@ def _(evidence: Evidence, constants: str) -> Finding | None:
     if not tuned or not means:
         return None
     best = max(means, key=lambda name: means[name])
-    return gain(
-        paired(tuned, others[best], _METRIC),
-        f"Against the best other: {best}.",
-        ours=versus(tuned, others[best], _METRIC),
-    )
+    return compare(tuned, others[best], _METRIC, f"Against the best other: {best}.")
 
 
 @claim(
-    "misspecified-svm",
     source="subsec:nonlinear-synth-cls, Results",
     text="The RBF SVM underperforms substantially with gamma = 0.01 or 100.",
     needs="noise",
     constants=("paper",),
 )
-def _(evidence: Evidence, constants: str) -> Finding | None:
+def _misspecified_svm(evidence: Evidence, constants: str) -> Finding | None:
     rows = select(
         evidence["noise"], method="svm", noise=(1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0)
     )
@@ -211,7 +184,7 @@ def _clear_gain(metric: str, method: str) -> None:
         text=f"Optimising the features gives clear gains in {name} over {what}.",
         needs="noise",
     )
-    def _(evidence: Evidence, constants: str) -> Finding | None:
+    def test(evidence: Evidence, constants: str) -> Finding | None:
         return _against(evidence, constants, method, metric, n_features=5)
 
 
@@ -221,13 +194,12 @@ _clear_gain(_METRIC, "importance")
 
 
 @claim(
-    "langevin-sublinear",
     source="tab:powerlaw-summary",
     text="The seconds of Langevin learning grow with the samples as n^0.730.",
     paper="0.730",
     needs="runtime",
 )
-def _(evidence: Evidence, constants: str) -> Finding | None:
+def _langevin_sublinear(evidence: Evidence, constants: str) -> Finding | None:
     laws = [
         law
         for law in power_laws(evidence["runtime"])
@@ -236,16 +208,13 @@ def _(evidence: Evidence, constants: str) -> Finding | None:
     if not laws:
         return None
     law = laws[0]
-    verdict = Verdict.HOLDS if law["high"] < 1 else Verdict.FAILS
-    ours = (
-        f"{law['exponent']:.3f} (95 % interval {law['low']:.3f} to {law['high']:.3f})"
-    )
+    ours = f"{law['exponent']:.3f} "
+    ours += f"(95 % interval {law['low']:.3f} to {law['high']:.3f})"
     note = "Holds if the growth is slower than linear."
-    return Finding(ours, None, verdict, note)
+    return Finding(ours, None, verdict(law["high"] < 1), note)
 
 
 @claim(
-    "runtime-order",
     source="tab:powerlaw-summary",
     text="Seconds grow fastest for multiple kernels, then for the RBF SVM, then for "
     "methods with features.",
@@ -253,7 +222,7 @@ def _(evidence: Evidence, constants: str) -> Finding | None:
     needs="runtime",
     constants=("paper",),
 )
-def _(evidence: Evidence, constants: str) -> Finding | None:
+def _runtime_order(evidence: Evidence, constants: str) -> Finding | None:
     laws = {
         law["method"]: law["exponent"]
         for law in power_laws(evidence["runtime"])
@@ -264,10 +233,7 @@ def _(evidence: Evidence, constants: str) -> Finding | None:
     rest = max(laws[name] for name in ("fixed", "importance", "langevin"))
     holds = laws["multiple-kernels"] > laws["svm"] > rest
     ours = f"{laws['multiple-kernels']:.3f}, {laws['svm']:.3f}, at most {rest:.3f}"
-    return Finding(ours, None, Verdict.HOLDS if holds else Verdict.FAILS)
-
-
-_MINIMAL = 0.02  # "minimal separation", against gains of "a few points"
+    return Finding(ours, None, verdict(holds))
 
 
 def _strengths(
@@ -300,73 +266,63 @@ def _spread(evidence: Evidence, constants: str, noise: tuple[float, ...]) -> Dif
 
 
 @claim(
-    "small-noise-no-effect",
     source="Ablation, fig:supp-lambda-sweep",
     text="At small noise (sigma <= 1e-3) the strength has little effect.",
     paper="minimal separation",
     needs="strength",
 )
-def _(evidence: Evidence, constants: str) -> Finding | None:
+def _small_noise_no_effect(evidence: Evidence, constants: str) -> Finding | None:
     spread = _spread(evidence, constants, (1e-5, 1e-4, 1e-3))
     if spread.n < 2:
         return None
-    verdict = Verdict.HOLDS if spread.mean < _MINIMAL else Verdict.FAILS
-    return Finding(
-        words(spread), spread, verdict, "Best minus worst strength, log repulsion."
-    )
+    note = "Best minus worst strength, log repulsion."
+    return Finding(words(spread), spread, verdict(spread.mean < _MINIMAL), note)
 
 
 @claim(
-    "repulsion-beats-fixed",
     source="Ablation, fig:supp-lambda-sweep",
     text="At moderate noise, nonzero potentials outperform vanilla random features.",
     paper="a few points",
     needs="strength",
 )
-def _(evidence: Evidence, constants: str) -> Finding | None:
-    ours = _strengths(evidence, constants, (0.2, 0.5, 0.8, 1.0, 1.5), noise=_MODERATE)
+def _repulsion_beats_fixed(evidence: Evidence, constants: str) -> Finding | None:
+    ours = _strengths(evidence, constants, _NONZERO, noise=_MODERATE)
     fixed = select(
         evidence["strength"], method="fixed", constants="paper", noise=_MODERATE
     )
-    told = versus(ours, fixed, _METRIC)
-    return gain(paired(ours, fixed, _METRIC), ours=told)
+    return compare(ours, fixed, _METRIC)
 
 
 @claim(
-    "repulsion-beats-none",
     source="Ablation, fig:supp-lambda-sweep",
     text="At moderate noise, nonzero potentials outperform lambda = 0.",
     paper="a few points",
     needs="strength",
 )
-def _(evidence: Evidence, constants: str) -> Finding | None:
-    ours = _strengths(evidence, constants, (0.2, 0.5, 0.8, 1.0, 1.5), noise=_MODERATE)
+def _repulsion_beats_none(evidence: Evidence, constants: str) -> Finding | None:
+    ours = _strengths(evidence, constants, _NONZERO, noise=_MODERATE)
     none = _strengths(evidence, constants, (0.0,), noise=_MODERATE)
-    told = versus(ours, none, _METRIC)
-    return gain(paired(ours, none, _METRIC), ours=told)
+    return compare(ours, none, _METRIC)
 
 
 @claim(
-    "best-strength",
     source="Ablation, fig:supp-lambda-sweep",
     text="A strength of 0.5 to 1.0 gives the most reliable gains.",
     needs="strength",
 )
-def _(evidence: Evidence, constants: str) -> Finding | None:
+def _best_strength(evidence: Evidence, constants: str) -> Finding | None:
     best = _strengths(evidence, constants, (0.5, 0.8, 1.0), noise=_MODERATE)
     others = _strengths(evidence, constants, (0.0, 0.2, 1.5), noise=_MODERATE)
     note = "lambda in {0.5, 0.8, 1} minus lambda in {0, 0.2, 1.5}."
-    told = versus(best, others, _METRIC)
-    return gain(paired(best, others, _METRIC), note, ours=told)
+    return compare(best, others, _METRIC, note)
 
 
 @claim(
-    "smaller-variance",
     source="Ablation, fig:supp-lambda-sweep",
     text="At moderate noise, a strength of 0.5 to 1.0 has a smaller variance than 0.",
     needs="strength",
 )
-def _(evidence: Evidence, constants: str) -> Finding | None:
+def _smaller_variance(evidence: Evidence, constants: str) -> Finding | None:
     logs, counts = [], []
     for noise in _MODERATE:
         rows = [
@@ -392,35 +348,26 @@ def _(evidence: Evidence, constants: str) -> Finding | None:
 
 
 @claim(
-    "large-noise-gaps-narrow",
     source="Ablation, fig:supp-lambda-sweep",
     text="At extreme noise (sigma >= 1e3) the gaps between strengths narrow.",
     needs="strength",
 )
-def _(evidence: Evidence, constants: str) -> Finding | None:
+def _large_noise_gaps_narrow(evidence: Evidence, constants: str) -> Finding | None:
     moderate = _spread(evidence, constants, (1.0,))
     extreme = _spread(evidence, constants, (1e3, 1e4, 1e5))
     if min(moderate.n, extreme.n) < 2:
         return None
     error = math.hypot(moderate.standard_error, extreme.standard_error)
     difference = Difference(moderate.mean - extreme.mean, error, extreme.n)
-    return gain(
-        difference, "Spread over strengths at sigma = 1 minus at extreme noise."
-    )
+    note = "Spread over strengths at sigma = 1 minus at extreme noise."
+    return gain(difference, note)
 
 
 @claim(
-    "too-strong",
     source="Ablation, fig:supp-lambda-sweep",
     text="A very large strength (1.5) underperforms a moderate one (0.5).",
     needs="strength",
 )
-def _(evidence: Evidence, constants: str) -> Finding | None:
-    return gain(
-        paired(
-            _strengths(evidence, constants, (0.5,)),
-            _strengths(evidence, constants, (1.5,)),
-            _METRIC,
-        ),
-        "Over all noise levels.",
-    )
+def _too_strong(evidence: Evidence, constants: str) -> Finding | None:
+    moderate, large = (_strengths(evidence, constants, (s,)) for s in (0.5, 1.5))
+    return gain(paired(moderate, large, _METRIC), "Over all noise levels.")

@@ -6,9 +6,9 @@ from coulomb._support.stats import Difference, mean_difference
 from coulomb.experiments.claims import (
     Evidence,
     Finding,
-    Verdict,
     claim,
     gain,
+    verdict,
     versus,
     words,
 )
@@ -58,7 +58,7 @@ def _mean_gain(task: str) -> None:
         paper=f"{mean:+.4f} ± {error:.4f} over maps, one run each",
         needs="text",
     )
-    def _(evidence: Evidence, constants: str) -> Finding | None:
+    def test(evidence: Evidence, constants: str) -> Finding | None:
         rows = select(_rows(evidence, task, constants), control=None)
         gaps: dict[object, list[float]] = {}
         for name in MAPS:
@@ -78,11 +78,11 @@ def _gain_of(task: str, row: str, metric: str, text: str) -> None:
     @claim(
         f"{row}-{metric}-{task}".replace("_", "-"),
         source=f"tab:{task}_detailed_metrics",
-        text=f"On {_NAMES[task]}, {text}",
+        text=f"On {_NAMES[task]}, {row.capitalize()} {text}.",
         paper=f"{before:.4f} to {after:.4f}",
         needs="text",
     )
-    def _(evidence: Evidence, constants: str) -> Finding | None:
+    def test(evidence: Evidence, constants: str) -> Finding | None:
         difference = _pair(evidence, task, constants, row, other, metric)
         note = _controls(evidence, task, constants, row, metric)
         rows = select(_rows(evidence, task, constants), control=None)
@@ -96,11 +96,11 @@ def _best_of(
     @claim(
         f"best-{metric}-{task}".replace("_", "-"),
         source=f"tab:{task}_detailed_metrics",
-        text=f"On {_NAMES[task]}, {text}",
+        text=f"On {_NAMES[task]}, {row.capitalize()} {text}.",
         paper=f"{paper_value(task, row, metric):.4f}",
         needs="text",
     )
-    def _(evidence: Evidence, constants: str) -> Finding | None:
+    def test(evidence: Evidence, constants: str) -> Finding | None:
         records = select(_rows(evidence, task, constants), control=None)
         if rows:
             records = select(records, method=rows)
@@ -121,58 +121,41 @@ def _best_of(
 
 for _task in TASKS:
     _mean_gain(_task)
-_best_of(
-    "sst2",
-    "kernel-porf-softplus",
-    "accuracy",
-    "Kernel-porf-softplus has the best accuracy.",
-)
-_best_of(
-    "sst2", "kernel-porf-softplus", "mcc", "Kernel-porf-softplus has the best MCC."
-)
-_best_of("sst2", "kernel-favor", "ece", "Kernel-favor has the lowest ECE.")
-_best_of("sst2", "kernel-cos2", "brier", "Kernel-cos2 has the lowest Brier score.")
-_gain_of("sst2", "kernel-elu", "accuracy", "Kernel-elu improves accuracy.")
-_gain_of("sst2", "kernel-elu", "log_loss", "Kernel-elu reduces the log loss.")
-_gain_of(
-    "sst2", "kernel-softmaxfeat", "accuracy", "Kernel-softmaxfeat improves accuracy."
-)
+for _task, _row, _metric, _text in (
+    ("sst2", "kernel-porf-softplus", "accuracy", "has the best accuracy"),
+    ("sst2", "kernel-porf-softplus", "mcc", "has the best MCC"),
+    ("sst2", "kernel-favor", "ece", "has the lowest ECE"),
+    ("sst2", "kernel-cos2", "brier", "has the lowest Brier score"),
+):
+    _best_of(_task, _row, _metric, _text)
+for _row, _metric, _text in (
+    ("kernel-elu", "accuracy", "improves accuracy"),
+    ("kernel-elu", "log_loss", "reduces the log loss"),
+    ("kernel-softmaxfeat", "accuracy", "improves accuracy"),
+):
+    _gain_of("sst2", _row, _metric, _text)
 _best_of(
     "qqp",
     "kernel-softmaxfeat",
     "accuracy",
-    "Kernel-softmaxfeat is the strongest model with Q = K.",
+    "is the strongest model with Q = K",
     _Q_EQUALS_K,
 )
-_gain_of(
-    "qqp", "kernel-softmaxfeat", "log_loss", "Kernel-softmaxfeat reduces the log loss."
-)
-_gain_of(
-    "qqp", "kernel-softmaxfeat", "brier", "Kernel-softmaxfeat reduces the Brier score."
-)
+_gain_of("qqp", "kernel-softmaxfeat", "log_loss", "reduces the log loss")
+_gain_of("qqp", "kernel-softmaxfeat", "brier", "reduces the Brier score")
 for _metric in ("accuracy", "mcc", "log_loss", "brier"):
-    _best_of(
-        "rotten_tomatoes",
-        "kernel-softmaxfeat",
-        _metric,
-        f"Kernel-softmaxfeat has the best {_metric.replace('_', ' ')}.",
-    )
-_gain_of(
-    "rotten_tomatoes",
-    "kernel-softmaxfeat",
-    "accuracy",
-    "Kernel-softmaxfeat improves accuracy.",
-)
+    _text = f"has the best {_metric.replace('_', ' ')}"
+    _best_of("rotten_tomatoes", "kernel-softmaxfeat", _metric, _text)
+_gain_of("rotten_tomatoes", "kernel-softmaxfeat", "accuracy", "improves accuracy")
 
 
 @claim(
-    "doubles-training-time",
     source="Effect of Kernel Learning",
     text="Phase A roughly doubles the training time.",
     paper="1.8 to 2.1 times",
     needs="text",
 )
-def _(evidence: Evidence, constants: str) -> Finding | None:
+def _doubles_training_time(evidence: Evidence, constants: str) -> Finding | None:
     ratios = []
     for task in TASKS:
         rows = select(_rows(evidence, task, constants), control=None)
@@ -183,8 +166,7 @@ def _(evidence: Evidence, constants: str) -> Finding | None:
     if len(ratios) < 2:
         return None
     middle = float(np.median(ratios))
-    verdict = Verdict.HOLDS if 1.5 <= middle <= 2.5 else Verdict.FAILS
-    return Finding(f"{middle:.2f} times (median)", None, verdict)
+    return Finding(f"{middle:.2f} times (median)", None, verdict(1.5 <= middle <= 2.5))
 
 
 def _beats_bags(task: str) -> None:
@@ -201,15 +183,14 @@ def _beats_bags(task: str) -> None:
         needs="text",
         constants=("tables",),
     )
-    def _(evidence: Evidence, constants: str) -> Finding | None:
+    def test(evidence: Evidence, constants: str) -> Finding | None:
         bags = select(evidence["text"], task=task, method=_BAGS)
         if not bags:
             return None
         top = max(bags, key=lambda record: record.metrics["accuracy"])
         gap = best - top.metrics["accuracy"]
-        verdict = Verdict.HOLDS if gap > 0 else Verdict.FAILS
         ours = f"{top.job['method']} {top.metrics['accuracy']:.4f} on {top.split}"
-        return Finding(ours, Difference(gap, float("nan"), 1), verdict)
+        return Finding(ours, Difference(gap, float("nan"), 1), verdict(gap > 0))
 
 
 for _task in TASKS:
@@ -217,19 +198,16 @@ for _task in TASKS:
 
 
 @claim(
-    "objective-sees-labels",
     source="alignment for attention kernel",
     text="Alignment attracts particles to features that explain the labels.",
     needs="text",
 )
-def _(evidence: Evidence, constants: str) -> Finding | None:
+def _objective_sees_labels(evidence: Evidence, constants: str) -> Finding | None:
     rows = select(evidence["text"], method="label-blindness", constants=constants)
     found = [record.metrics["cosine"] for record in rows]
     if not found:
         return None
     cosine = float(np.mean(found))
-    verdict = Verdict.HOLDS if cosine < 0.5 else Verdict.FAILS
-    note = (
-        "Cosine of the gradients with true and with shuffled labels; 1 is label-blind."
-    )
-    return Finding(f"{cosine:.3f}", None, verdict, note)
+    note = "Cosine of the gradients with true and with shuffled labels; "
+    note += "1 is label-blind."
+    return Finding(f"{cosine:.3f}", None, verdict(cosine < 0.5), note)

@@ -1,21 +1,20 @@
 """Claims of the theorems, measured on particles."""
 
 from coulomb._support.stats import mean_difference
-from coulomb.experiments.claims import Evidence, Finding, Verdict, claim, gain
+from coulomb.experiments.claims import Evidence, Finding, claim, gain, verdict
 from coulomb.experiments.summary import select
 
 _LARGEST = 3.0  # standard errors between a slope and its prediction
 
 
 @claim(
-    "mean-field-limit",
     source="thm:main-mckean-vlasov",
     text="The particles' empirical measure converges to the McKean-Vlasov density.",
     paper="convergence, no rate",
     needs="meanfield",
     constants=("default",),
 )
-def _(evidence: Evidence, constants: str) -> Finding | None:
+def _mean_field_limit(evidence: Evidence, constants: str) -> Finding | None:
     slopes = [-record.metrics["w1_exponent"] for record in evidence["meanfield"]]
     found = mean_difference(slopes)
     note = "Wasserstein distance to the density falls as N to minus this power."
@@ -23,16 +22,14 @@ def _(evidence: Evidence, constants: str) -> Finding | None:
 
 
 @claim(
-    "free-energy-falls",
     source="eq:main-mckean-vlasov",
     text="The free energy falls along the flow.",
     needs="meanfield",
     constants=("default",),
 )
-def _(evidence: Evidence, constants: str) -> Finding | None:
+def _free_energy_falls(evidence: Evidence, constants: str) -> Finding | None:
     rises = sum(r.metrics["free_energy_rises"] for r in evidence["meanfield"])
-    verdict = Verdict.FAILS if rises else Verdict.HOLDS
-    return Finding(f"rises in {rises:.0f} steps", None, verdict)
+    return Finding(f"rises in {rises:.0f} steps", None, verdict(not rises))
 
 
 def _speed(name: str, method: str, label: str) -> None:
@@ -44,18 +41,17 @@ def _speed(name: str, method: str, label: str) -> None:
         needs="deviations",
         constants=("default",),
     )
-    def _(evidence: Evidence, constants: str) -> Finding | None:
+    def test(evidence: Evidence, constants: str) -> Finding | None:
         rows = select(evidence["deviations"], method=method)
         if not rows:
             return None
         slope = sum(r.metrics["slope"] for r in rows) / len(rows)
         error = sum(r.metrics["slope_error"] ** 2 for r in rows) ** 0.5 / len(rows)
         rate = rows[0].metrics["rate"]
-        verdict = (
-            Verdict.HOLDS if abs(slope - rate) < _LARGEST * error else Verdict.FAILS
-        )
         ours = f"slope {slope:.4f} ± {error:.4f}, predicted {rate:.4f}"
-        return Finding(ours, None, verdict, "With a logarithmic correction in the fit.")
+        close = abs(slope - rate) < _LARGEST * error
+        note = "With a logarithmic correction in the fit."
+        return Finding(ours, None, verdict(close), note)
 
 
 _speed("speed N", "speed N", "eq:rate-thermal-main")
