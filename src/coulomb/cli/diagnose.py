@@ -1,11 +1,12 @@
 """`coulomb diagnose`: tell whether Phase A of a run learned."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coulomb._support.errors import ParameterError
+from coulomb.cli.output import print_table, write_numbers
 
 if TYPE_CHECKING:
     from coulomb.attention import Diagnosis
@@ -64,34 +65,26 @@ def diagnose(
         _print_groups(found)
         _print_alignment(found)
     typer.echo(found.verdict)
-    if json is not None:
-        from coulomb._support.archive import write_json
-
-        write_json(json, {"run": run.resolve().name} | found.record())
-        typer.echo(f"Numbers: {json}")
+    write_numbers(json, {"run": run.resolve().name} | found.record())
 
 
 def _print_choice(found: "ChoiceTest | MatchTest") -> None:
     from coulomb.attention.align.starts import MatchTest
 
-    if not isinstance(found, MatchTest):
-        _print_windows(found)
+    rows = []
+    if isinstance(found, MatchTest):
+        for factor, share in found.alone.items():
+            long = f"blind to the part, {factor:g} times as long"
+            mark = "1" if factor == found.choice.factor else ""
+            rows.append((long if factor else "as drawn", f"{100 * share:.2f} %", mark))
+        headers = ("particles", "told", "chosen")
+        print_table("Attention between the texts", headers, rows)
         return
-    table = _table("Attention between the texts", ("particles",), ("told", "chosen"))
-    for factor, share in found.alone.items():
-        name = f"blind to the part, {factor:g} times as long" if factor else "as drawn"
-        mark = "1" if factor == found.choice.factor else ""
-        table.add_row(name, f"{100 * share:.2f} %", mark)
-    _show(table)
-
-
-def _print_windows(found: "ChoiceTest") -> None:
-    table = _table("Windows of tokens", ("tokens away",), ("tells", "chosen"))
-    chosen = {shift: str(place) for place, shift in enumerate(found.choice.shifts, 1)}
+    order = {shift: str(place) for place, shift in enumerate(found.choice.shifts, 1)}
     for shift, share in found.alone.items():
         name = f"{shift:+d}" if shift else "0, the token itself"
-        table.add_row(name, f"{100 * share:.2f} %", chosen.get(shift, ""))
-    _show(table)
+        rows.append((name, f"{100 * share:.2f} %", order.get(shift, "")))
+    print_table("Windows of tokens", ("tokens away", "tells", "chosen"), rows)
     typer.echo(
         "tells: the share of what a token leaves open of its label that a window alone "
         "predicts on other texts, below 0 if guessing does better; chosen: in which "
@@ -100,23 +93,20 @@ def _print_windows(found: "ChoiceTest") -> None:
 
 
 def _print_groups(found: "Diagnosis") -> None:
-    table = _table(
-        f"Phase A, {found.steps} steps",
-        ("layer", "head"),
-        ("drift / noise", "moved", "noise alone", "apart", "cosine"),
-    )
-    columns = (
-        found.drift_to_noise,
-        found.moved,
-        found.moved_by_noise,
-        found.apart,
-        found.cosines,
-    )
-    for number, layer in enumerate(found.layers):
-        for head in range(found.moved.shape[1]):
-            values = [f"{float(column[number, head]):.3g}" for column in columns]
-            table.add_row(layer, str(head), *values)
-    _show(table)
+    columns = {
+        "drift / noise": found.drift_to_noise,
+        "moved": found.moved,
+        "noise alone": found.moved_by_noise,
+        "apart": found.apart,
+        "cosine": found.cosines,
+    }
+    rows = [
+        (layer, str(head), *(f"{float(x[number, head]):.3g}" for x in columns.values()))
+        for number, layer in enumerate(found.layers)
+        for head in range(found.moved.shape[1])
+    ]
+    title = f"Phase A, {found.steps} steps"
+    print_table(title, ("layer", "head", *columns), rows, words=2)
     typer.echo(
         "moved: how far particles are from their start, root mean square; noise alone: "
         "the same for a twin with this noise and no labels; apart: between the two, "
@@ -125,46 +115,21 @@ def _print_groups(found: "Diagnosis") -> None:
 
 
 def _print_alignment(found: "Diagnosis") -> None:
-    def mean(values: tuple[float, ...]) -> float:
-        return sum(values) / len(values)
-
-    table = _table(
-        f"Alignment ({found.judged_by}) of held-out texts",
-        ("after",),
-        ("value", "gain", "p"),
-    )
-
-    def add(name: str, value: float | None, gain: float, p: float | None) -> None:
-        shown = "" if value is None else f"{value:.4g}"
-        table.add_row(name, shown, f"{gain:.2g}", "" if p is None else f"{p:.2g}")
-
-    table.add_row("nothing, at the start", f"{found.before:.4g}", "", "")
-    add("Phase A", found.after, found.gain, None)
-    chance = mean(found.twins)
-    name = f"noise alone, {len(found.twins)} runs"
-    add(name, chance, chance - found.before, found.p_value)
-    if found.label_twins:
-        theirs = mean(found.label_twins)
-        name = f"shuffled training labels, {len(found.label_twins)} runs"
-        add(name, theirs, theirs - found.before, found.p_labels)
-    gain = mean(found.shuffled_gains)
-    name = f"Phase A, by {len(found.shuffled_gains)} shuffles of held-out labels"
-    add(name, None, gain, found.p_shuffled)
-    _show(table)
-
-
-def _table(title: str, words: tuple[str, ...], numbers: tuple[str, ...]) -> Any:
-    from rich.table import Table
-
-    table = Table(title=title)
-    for name in words:
-        table.add_column(name)
-    for name in numbers:
-        table.add_column(name, justify="right")
-    return table
-
-
-def _show(table: Any) -> None:
-    from rich.console import Console
-
-    Console(width=None if Console().is_terminal else 110).print(table)
+    rows = [
+        ("nothing, at the start", f"{found.before:.4g}", "", ""),
+        ("Phase A", f"{found.after:.4g}", f"{found.gain:.2g}", ""),
+    ]
+    for name, twins, p in (
+        ("noise alone", found.twins, found.p_value),
+        ("shuffled training labels", found.label_twins, found.p_labels),
+    ):
+        if twins:
+            mean = sum(twins) / len(twins)
+            gain = f"{mean - found.before:.2g}"
+            rows.append((f"{name}, {len(twins)} runs", f"{mean:.4g}", gain, f"{p:.2g}"))
+    gains = found.shuffled_gains
+    name = f"Phase A, by {len(gains)} shuffles of held-out labels"
+    gain = f"{sum(gains) / len(gains):.2g}"
+    rows.append((name, "", gain, f"{found.p_shuffled:.2g}"))
+    title = f"Alignment ({found.judged_by}) of held-out texts"
+    print_table(title, ("after", "value", "gain", "p"), rows)
