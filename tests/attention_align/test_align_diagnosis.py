@@ -10,8 +10,7 @@ from align_cases import TinyModel, marked_batches, marked_model, random_batches
 from torch import nn
 
 from coulomb._support.stats import prediction_p_value
-from coulomb.attention.align.controls import label_cosines, run_twin
-from coulomb.attention.align.diagnosis import BLIND, diagnose
+from coulomb.attention.align.diagnosis import BLIND, diagnose, label_cosines, run_twin
 from coulomb.attention.align.run import align
 from coulomb.attention.align.settings import PAPER
 from coulomb.features import Particles

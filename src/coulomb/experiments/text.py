@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from coulomb._support.errors import ParameterError
-from coulomb.attention.align.controls import label_cosines
+from coulomb.attention.align.diagnosis import label_cosines
 from coulomb.experiments.base import (
     AbstractExperiment,
     Outcome,

@@ -31,7 +31,6 @@ from coulomb.attention.align.problem import (
 )
 from coulomb.attention.align.sampler import (
     BatchedSampler,
-    DriftRecorder,
     DriftStats,
     batch_of_step,
 )
@@ -245,15 +244,15 @@ def align(
     [0.3, 1.0]
     """
     chosen = (settings or AlignmentSettings()).changed(changes)
-    options: dict[str, Any] = {"held_out": held_out, "evaluate": evaluate, "seed": seed}
+    problem = build_problem(
+        model, batches, chosen, held_out=held_out, evaluate=evaluate, seed=seed
+    )
+    network = problem.network
     if warm_up is not None and resume is None:
-        before = build_problem(model, batches, chosen, **options)
-        batches = before.objective.batches
-        warm_up(model, [batches[number] for number in before.training])
-    problem = build_problem(model, batches, chosen, **options)
+        warm_up(model, [problem.objective.batches[n] for n in problem.training])
+        network.free.update(network.free_from(chosen.also))
     run, stats, norms = _init_run(problem, resume)
-    rules: list[AbstractStopRule] = [DriftRecorder(stats)]
-    rules.append(Settled(chosen.tol, "max-displacement"))
+    rules: list[AbstractStopRule] = [Settled(chosen.tol, "max-displacement")]
     if chosen.patience is not None:
         if problem.held_out is None:
             raise ParameterError("`patience` needs `held_out`; got None.")
@@ -265,14 +264,14 @@ def align(
         or max(of_epoch, -(-problem.last_step // _MOST_RECORDS)),
         stop=rules,
         held_out=problem.held_out,
-        callbacks=callbacks,
+        callbacks=(stats.record, *callbacks),
         progress=progress,
     )
     sampler, energy = BatchedSampler(problem, stats), problem.energy(problem.objective)
     with in_mode(model, train=False):
         run = loop.run(run, sampler, energy, run_settings)
-    problem.network.layers.write(model, run.particles.positions)
-    problem.network.write_free()
+    network.layers.write(model, run.particles.positions)
+    network.write_free()
     return AlignmentResult(run, stats, problem, norms)
 
 

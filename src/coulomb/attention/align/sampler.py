@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from coulomb.dynamics.langevin import (
     as_schedule,
     clip_factors,
 )
-from coulomb.dynamics.stopping import AbstractStopRule, StopReason
+from coulomb.dynamics.loop import Run
 from coulomb.energy import Hamiltonian
 from coulomb.features import Particles
 
@@ -54,24 +53,15 @@ class DriftStats:
         now = self.start if self.now is None else self.now
         return root_mean_square(now - self.start)
 
+    def record(self, run: Run) -> None:
+        """Add to the last record of a run: a callback that never ends it."""
+        run.history[-1]["drift_to_noise"] = self.drift_to_noise().tolist()
+        run.history[-1]["moved"] = self.moved().tolist()
+
 
 def root_mean_square(moves: Tensor) -> Tensor:
     """Average the length of moves in every group."""
     return moves.double().square().sum(dim=-1).mean(dim=-1).sqrt()
-
-
-@dataclass(frozen=True, eq=False)
-class DriftRecorder(AbstractStopRule):
-    """A rule that never ends a run: asked first, it completes the record."""
-
-    stats: DriftStats
-
-    def check(
-        self, history: Sequence[dict[str, Any]], windows: Sequence[Tensor]
-    ) -> StopReason | None:
-        history[-1]["drift_to_noise"] = self.stats.drift_to_noise().tolist()
-        history[-1]["moved"] = self.stats.moved().tolist()
-        return None
 
 
 def batch_of_step(step: int, numbers: Sequence[int], seed: int) -> int:

@@ -293,3 +293,36 @@ def test_mistakes_are_named():
     network = Network(model, ParticleLayers.find(model), forgetful, output="")
     with pytest.raises(TypeError, match="must give a tensor"):
         network(network.layers.read(model), as_batch(batch))
+
+
+@pytest.mark.parametrize("output", [None, "norm"])
+def test_recording_leaves_modules_as_they_were(output):
+    model, batch = make_model(), as_batch(random_batches(1, dtype=F64)[0])
+    layer = model.attention[1]
+    own = layer.forward
+    layer.forward = lambda *inputs: own(*inputs)  # somebody else's, such as a wrapper
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    network = Network(model, ParticleLayers.find(model), output=output)
+    positions = network.layers.read(model)
+    assert len(network(positions, batch)) == 2  # a norm or an attention in each layer
+
+    def fails(model, parameters, batch):
+        raise RuntimeError("stop here")
+
+    with pytest.raises(RuntimeError, match="stop here"):
+        replace(network, evaluate=fails)(positions, batch)
+    for name, module in model.named_modules():
+        assert vars(module) == before[name]
+
+
+def test_a_function_may_give_the_features_itself():
+    model, batch = make_model(), as_batch(random_batches(1, dtype=F64)[0])
+    layers = ParticleLayers.find(model, ["attention.1"])
+    given = [torch.zeros(6, 4), torch.ones(6, 4)]
+    network = Network(model, layers, lambda *_: given)
+    (found,) = network(layers.read(model), batch)
+    assert torch.equal(found, given[1])
+    with pytest.raises(TypeError, match="must give a tensor"):
+        replace(network, evaluate=lambda *_: ["no", "tensor"])(
+            layers.read(model), batch
+        )
