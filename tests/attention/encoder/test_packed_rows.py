@@ -74,15 +74,15 @@ def test_favor_features_have_the_right_products():
     assert 0 <= min(q.min(), k.min()) <= max(q.max(), k.max()) <= 1
 
 
-def test_warm_up_leaves_nothing_to_compile():
+def test_compile_loops_leaves_nothing_to_compile():
     from packed_cases import ROWS, make_batch, make_model
 
     from coulomb.attention.encoder.packed import packed_logits
-    from coulomb.attention.encoder.packed_compiled import warm_up
+    from coulomb.attention.encoder.packed_compiled import compile_loops
     from coulomb.kernels import packed_attention as _packed_attention
     from coulomb.kernels import packed_mixtures as _packed_mixtures
 
-    warm_up()
+    compile_loops()
     entries = [
         thing
         for module in (rows, maps, _packed_attention, _packed_mixtures)

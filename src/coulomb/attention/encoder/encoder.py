@@ -148,12 +148,11 @@ class EncoderLayer(nn.Module):
         generator: torch.Generator,
     ) -> None:
         super().__init__()
-        place = torch.get_default_device()
         width, inner = settings.width, settings.ffn_width
         self.attention = attention
         self.attention_norm = nn.LayerNorm(width)
-        self.widen = empty_linear(width, inner, device=place)
-        self.narrow = empty_linear(inner, width, device=place)
+        self.widen = empty_linear(width, inner)
+        self.narrow = empty_linear(inner, width)
         self.ffn_norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(settings.dropout)
         self.pre_norm = settings.norm == "pre"
@@ -220,7 +219,6 @@ class KernelEncoder(nn.Module):
     ) -> None:
         super().__init__()
         source = as_generator(generator)
-        place = torch.get_default_device()
         width = settings.width
         self.settings = settings
         self.token_embedding = _embedding(settings.vocab_size, width, source)
@@ -239,7 +237,7 @@ class KernelEncoder(nn.Module):
         )
         last = settings.norm == "pre"
         self.final_norm = nn.LayerNorm(width) if last else nn.Identity()
-        self.head = empty_linear(width, settings.n_classes, device=place)
+        self.head = empty_linear(width, settings.n_classes)
         reset_linear(self.head, generator=source)
         given = isinstance(settings.pooling, tuple)
         weights = torch.tensor(settings.pooling) if given else None

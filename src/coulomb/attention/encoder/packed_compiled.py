@@ -47,42 +47,32 @@ class CompiledForm(AbstractForm):
     def embed(self) -> Tensor:
         model = self.model
         places, norm = model.position_embedding, model.embedding_norm
-        return apply(
-            Embed,
-            model.token_embedding.weight,
-            None if places is None else places.weight,
-            *(*_affine(norm), self.token_ids.contiguous(), self.layout, norm.eps),
-            self.dropout(0).at(EMBEDDING, model.dropout.p),
-        )
+        rows = None if places is None else places.weight
+        tables = model.token_embedding.weight, rows, norm.weight, norm.bias
+        dropout = self.dropout(0).at(EMBEDDING, model.dropout.p)
+        inputs = self.token_ids.contiguous(), self.layout, norm.eps, dropout
+        return apply(Embed, *tables, *inputs)
 
     def finish(self, number: int, x: Tensor, out: Tensor) -> Tensor:
         layer, dropout = self.layer(number), self.dropout(number)
-        branch, inner, outer = (
-            dropout.at(place, layer.dropout.p) for place in (BRANCH, INNER, OUTER)
-        )
+        pre, rate, widen = layer.pre_norm, layer.dropout.p, layer.widen
+
+        def add(
+            x: Tensor, residual: Tensor, linear: nn.Module, norm: nn.LayerNorm, at: int
+        ) -> Tensor:
+            affine = (None, None) if pre else (norm.weight, norm.bias)
+            matrix = x, residual, linear.weight, linear.bias
+            return apply(AddNorm, *matrix, *affine, norm.eps, dropout.at(at, rate))
+
         assert isinstance(layer.attention, AbstractAttention)
-        pre, project = layer.pre_norm, layer.attention.out_proj
-        norm = (None, None) if pre else _affine(layer.attention_norm)
-        x = apply(
-            AddNorm,
-            *(out, x, project.weight, project.bias, *norm, layer.attention_norm.eps),
-            branch,
-        )
-        inside, residual = (layer.ffn_norm(x), x) if pre else (x, None)
-        norm = (None, None) if pre else _affine(layer.ffn_norm)
-        widen, narrow = layer.widen, layer.narrow
-        return apply(
-            FeedForward,
-            *(inside, residual, widen.weight, widen.bias, narrow.weight, narrow.bias),
-            *(*norm, layer.ffn_norm.eps, (inner, outer)),
-        )
+        x = add(out, x, layer.attention.out_proj, layer.attention_norm, BRANCH)
+        inside = layer.ffn_norm(x) if pre else x
+        drop = dropout.at(INNER, rate)
+        inner, same = apply(Gelu, inside, widen.weight, widen.bias, drop)
+        return add(inner, x if pre else same, layer.narrow, layer.ffn_norm, OUTER)
 
     def weighted_sums(self, x: Tensor, weights: NDArray[np.float64]) -> Tensor:
         return apply(Pool, x, weights.astype(np.float32), self.layout.bounds)
-
-
-def _affine(norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    return norm.weight, norm.bias
 
 
 def _drop_words(dropout: Dropout | None) -> tuple[int, int, float]:
@@ -167,8 +157,10 @@ class AddNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, normal, scales, gain = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        passed, kept, sums = _add_norm_back(grad, normal, scales, gain, ctx.words)
+        needs, kept = ctx.needs_input_grad, torch.empty_like(normal)
+        passed, sums = torch.empty_like(kept), kept.new_zeros(3, kept.shape[1])
+        saved = normal, scales, gain, ctx.words
+        run(loops.add_rows_back, grad, *saved, sums, kept, passed)
         grad_x = passed.mm(weight) if needs[0] else None
         grad_weight = weight_gradient(needs[2], passed, x)
         norm = (None, None) if gain is None else (sums[1], sums[2])
@@ -176,69 +168,35 @@ class AddNorm(torch.autograd.Function):
         return (grad_x, kept, grad_weight, grad_bias, *norm, None, None)
 
 
-def _add_norm_back(
-    grad: Tensor,
-    normal: Tensor,
-    scales: Tensor,
-    gain: Tensor | None,
-    words: tuple[int, int, float],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Give the gradients of the projection, of the residual, and sums of parameters."""
-    kept = torch.empty_like(normal)
-    passed, sums = torch.empty_like(kept), kept.new_zeros(3, kept.shape[1])
-    run(loops.add_rows_back, grad, normal, scales, gain, words, sums, kept, passed)
-    return passed, kept, sums
-
-
-class FeedForward(torch.autograd.Function):
-    """`norm(residual + drop(drop(gelu(x W' + b)) V' + c))`."""
+class Gelu(torch.autograd.Function):
+    """`drop(gelu(x W' + b))`, and x, whose gradient a product then adds to."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        residual: Tensor | None,
-        widen: Tensor,
-        widen_bias: Tensor,
-        narrow: Tensor,
-        narrow_bias: Tensor,
-        gain: Tensor | None,
-        shift: Tensor | None,
-        eps: float,
-        dropouts: tuple[Dropout | None, Dropout | None],
-    ) -> Tensor:
-        """Apply the feed-forward network, add, normalise."""
-        words = [_drop_words(dropout) for dropout in dropouts]
-        slope = x.mm(widen.t())
-        inner = torch.empty_like(slope)
-        run(loops.gelu_rows, slope, widen_bias, words[0], inner)
-        normal = inner.mm(narrow.t())
-        out, scales = torch.empty_like(normal), x.new_empty(len(x))
-        other = x if residual is None else residual
-        inputs = normal, narrow_bias, other, gain, shift, eps, words[1]
-        run(loops.add_rows, *inputs, out, scales)
-        tensors = x, widen, narrow, slope, inner, normal, scales, gain
-        ctx.save_for_backward(*tensors)
-        ctx.words, ctx.own = words[1], residual is None
-        return out
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dropout: Dropout | None
+    ) -> tuple[Tensor, Tensor]:
+        """Project and apply the function."""
+        slope = x.mm(weight.t())
+        out = torch.empty_like(slope)
+        run(loops.gelu_rows, slope, bias, _drop_words(dropout), out)
+        ctx.save_for_backward(x, weight, slope)
+        ctx.set_materialize_grads(False)
+        return out, x
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, widen, narrow, slope, inner, normal, scales, gain = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        passed, kept, sums = _add_norm_back(grad, normal, scales, gain, ctx.words)
-        grad_inner = passed.mm(narrow)
-        grad_narrow = weight_gradient(needs[4], passed, inner)
-        total = grad.new_zeros(len(widen))
-        run(loops.slope_rows, grad_inner, slope, total)
-        grad_widen = weight_gradient(needs[2], grad_inner, x)
-        grad_x = None
-        if needs[0]:
-            grad_x = kept.addmm_(grad_inner, widen) if ctx.own else grad_inner.mm(widen)
-        norm = (None, None) if gain is None else (sums[1], sums[2])
-        linear = grad_widen, total, grad_narrow, sums[0]
-        return (grad_x, None if ctx.own else kept, *linear, *norm, None, None)
+    def backward(
+        ctx: Any, grad: Tensor, grad_same: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        x, weight, slope = ctx.saved_tensors
+        needs, total = ctx.needs_input_grad, grad.new_zeros(len(weight))
+        grad, grad_x = grad.clone(), None
+        run(loops.slope_rows, grad, slope, total)
+        if grad_same is not None:
+            grad_x = grad_same.addmm(grad, weight)
+        elif needs[0]:
+            grad_x = grad.mm(weight)
+        return grad_x, weight_gradient(needs[1], grad, x), total, None
 
 
 class Pool(torch.autograd.Function):
@@ -262,7 +220,7 @@ class Pool(torch.autograd.Function):
         return out, None, None
 
 
-def warm_up() -> None:
+def compile_loops() -> None:
     """Compile the loops, or load them from numba's cache, before they are needed."""
     shape = EncoderSettings(8, 2, n_layers=1, width=8, ffn_width=8)
     rows: list[AttentionFactory] = [

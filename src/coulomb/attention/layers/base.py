@@ -61,12 +61,12 @@ def empty_linear(
     n_out: int,
     *,
     bias: bool = True,
-    device: torch.device | str,
+    device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Linear:
     """Make a linear layer without drawing it."""
     linear = nn.Linear(n_in, n_out, bias=bias, device="meta", dtype=dtype)
-    return linear.to_empty(device=device)
+    return linear.to_empty(device=device or torch.get_default_device())
 
 
 def reset_linear(linear: nn.Linear, *, generator: torch.Generator) -> None:
@@ -289,9 +289,8 @@ class AbstractAttention(nn.Module, ABC):
             "v_proj_weight": None if same else (embed_dim, self.vdim),
             "v_proj_bias": (embed_dim,) if bias and qkv == "shared" else None,
         }
-        place = torch.get_default_device() if device is None else device
         self.out_proj: nn.Module = empty_linear(
-            embed_dim, embed_dim, bias=bias, device=place, dtype=dtype
+            embed_dim, embed_dim, bias=bias, device=device, dtype=dtype
         )
         for name, shape in shapes.items():
             parameter = None if shape is None else nn.Parameter(self.new_empty(*shape))

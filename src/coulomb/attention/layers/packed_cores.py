@@ -64,10 +64,9 @@ def run(loop: Callable[..., Any], *arguments: Any) -> Any:
     return loop(*map(as_array, arguments))
 
 
-def apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     """Apply a step of autograd."""
-    out: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
-    return out
+    return function.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
 def weight_gradient(wanted: bool, grad: Tensor, x: Tensor) -> Tensor | None:
