@@ -135,7 +135,8 @@ class AbstractFeatureAttention(AbstractAttention):
     def attend_compiled(self, states: Tensor, layout: "Layout") -> Tensor | None:
         from coulomb.attention.layers.packed_cores import attend_features
 
-        return attend_features(self, states, *self.kernel(), layout)
+        keys = self.as_key_particles()
+        return attend_features(self, states, *self.kernel(), keys, layout)
 
 
 @attention_layers.add("kernel")
@@ -270,12 +271,6 @@ class KernelAttention(AbstractFeatureAttention):
         if self.tied:
             return None
         return Particles(self.particles[..., self.head_dim :], self.phases)
-
-    def attend_compiled(self, states: Tensor, layout: "Layout") -> Tensor | None:
-        from coulomb.attention.layers.packed_cores import attend_features
-
-        particles = Particles(self.particles, self.phases)  # both halves if untied
-        return attend_features(self, states, particles, self.feature_map, layout)
 
     def kernel(self) -> tuple[Particles, AbstractFeatureMap]:
         return self.as_particles(), self.feature_map

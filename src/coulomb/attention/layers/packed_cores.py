@@ -15,16 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from coulomb.attention.layers.base import AbstractAttention
-from coulomb.features import (
-    AbstractFeatureMap,
-    Elu,
-    Favor,
-    Particles,
-    SoftmaxFeatures,
-    Softplus,
-    SquaredCosine,
-    SquaredSigmoid,
-)
+from coulomb.features import AbstractFeatureMap, Particles
 from coulomb.kernels import maps
 from coulomb.kernels import packed_attention as loops
 from coulomb.kernels import packed_mixtures as mixture_loops
@@ -32,16 +23,6 @@ from coulomb.kernels import packed_mixtures as mixture_loops
 if TYPE_CHECKING:
     from coulomb.attention.encoder.layout import Layout
 
-_KINDS: dict[type[AbstractFeatureMap], int] = {
-    SoftmaxFeatures: maps.SOFTMAX,
-    Elu: maps.ELU,
-    Softplus: maps.SOFTPLUS,
-    SquaredSigmoid: maps.SIGMOID2,
-    SquaredCosine: maps.COS2,
-    Favor: maps.FAVOR,
-}
-# Maps whose derivative is not a function of the feature.
-_SLOPED = (maps.SOFTPLUS, maps.SIGMOID2, maps.COS2)
 # Products of features that may be as small as exp(-40) are far from underflow.
 _SAFE_RANGE = 40.0
 # Up to about this length the quadratic order is the cheaper one.
@@ -85,6 +66,7 @@ def attend_features(
     x: Tensor,
     particles: Particles,
     feature_map: AbstractFeatureMap,
+    key_particles: Particles | None,
     layout: "Layout",
 ) -> Tensor | None:
     """Attend by features inside packed sequences, or give None where loops cannot."""
@@ -95,8 +77,10 @@ def attend_features(
     long = layout.effective_length > _LONGEST
     if numbers is None or weight is None or layer.causal or long:
         return None
-    keep = _tracked(x, weight, bias, particles.positions)
-    return apply(KernelCore, x, weight, bias, *particles, numbers, layout, keep)
+    keys = None if key_particles is None else key_particles.positions
+    tensors = x, weight, bias, particles.positions, keys
+    keep = _tracked(*tensors)
+    return apply(KernelCore, *tensors, particles.phases, numbers, layout, keep)
 
 
 def attend_softmax(
@@ -143,13 +127,12 @@ class MapNumbers(NamedTuple):
 
 def map_numbers(feature_map: AbstractFeatureMap, dim: int) -> MapNumbers | None:
     """Translate a feature map; None for one that the loops do not know."""
-    kind = _KINDS.get(type(feature_map))
+    # Only what the class itself declares: a user's subclass may do something else.
+    kind = vars(type(feature_map)).get("loop_code")
     if kind is None:
         return None
-    if kind == maps.FAVOR:
-        return MapNumbers(kind, dim**-0.25, 0.0)
-    cold = 1 / getattr(feature_map, "temperature", 1.0)
-    return MapNumbers(kind, cold, getattr(feature_map, "floor", 0.0))
+    scale = dim**-0.25 if feature_map.imitates_softmax else 1.0
+    return MapNumbers(kind, scale / feature_map.temperature, feature_map.floor)
 
 
 class _Side(NamedTuple):
@@ -169,12 +152,14 @@ class _Features(NamedTuple):
     weights: Tensor  # (heads * tokens,), of the keys
 
 
-def _sides(positions: Tensor, columns: tuple[int, int], dim: int) -> list[_Side]:
+def _sides(
+    positions: Tensor, keys: Tensor | None, columns: tuple[int, int]
+) -> list[_Side]:
     """Give the sides of queries and keys; one where they are the same."""
-    if positions.shape[2] > dim:  # untied particles have two halves
-        halves = positions[..., :dim], positions[..., dim:]
-        return [_Side(*side) for side in zip(columns, halves, strict=True)]
-    return [_Side(column, positions) for column in dict.fromkeys(columns)]
+    sides = [_Side(columns[0], positions)]
+    if keys is not None or columns[0] != columns[1]:
+        sides.append(_Side(columns[1], positions if keys is None else keys))
+    return sides
 
 
 def _project(x: Tensor, side: _Side) -> Tensor:
@@ -216,7 +201,7 @@ def _evaluate(
         return _Features(q, k, none, none, weights)
     angles = q.new_zeros(len(sides[0].positions), 1) if phases is None else phases
     found = [q] if shared else [q, _project(x, sides[1])]
-    sloped = numbers.kind in _SLOPED
+    sloped = numbers.kind in (maps.SOFTPLUS, maps.SIGMOID2, maps.COS2)
     slopes = [torch.empty_like(each) if sloped else none for each in found]
     for features, slope in zip(found, slopes, strict=True):
         run(maps.map_rows, numbers, angles, features, slope, weights)
@@ -273,6 +258,7 @@ class KernelCore(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         positions: Tensor,
+        keys: Tensor | None,
         phases: Tensor | None,
         numbers: MapNumbers,
         layout: "Layout",
@@ -283,7 +269,7 @@ class KernelCore(torch.autograd.Function):
         joint = functional.linear(x, weight, bias)
         shared = len(weight) == width
         source, columns = (x, (0, 0)) if shared else (joint, (0, width))
-        sides = _sides(positions, columns, width // heads)
+        sides = _sides(positions, keys, columns)
         features = _evaluate(source, sides, phases, numbers, layout)
         matrices = x.new_empty(heads * int(layout.offsets[-1]) if keep else 0)
         inverses, out = torch.empty_like(features.weights), torch.empty_like(x)
@@ -292,7 +278,7 @@ class KernelCore(torch.autograd.Function):
         values = joint, 0 if shared else 2 * width
         run(loops.attend_features, features[:2], values, places, kept, out)
         if keep:
-            tensors = x, weight, positions, joint, matrices, inverses, out
+            tensors = x, weight, positions, keys, joint, matrices, inverses, out
             ctx.save_for_backward(*tensors, *features)
             ctx.about = columns, places, numbers
         return out
@@ -300,14 +286,11 @@ class KernelCore(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, positions, joint, matrices, inverses, out = ctx.saved_tensors[:7]
-        features = _Features(*ctx.saved_tensors[7:])
+        saved = ctx.saved_tensors
+        x, weight, positions, keys, joint, matrices, inverses, out = saved[:8]
+        features = _Features(*saved[8:])
         columns, places, numbers = ctx.about
-        needs, width, dim = (
-            ctx.needs_input_grad,
-            x.shape[1],
-            x.shape[1] // len(positions),
-        )
+        needs, width = ctx.needs_input_grad, x.shape[1]
         shared = len(weight) == width
         grad_q, grad_k, grad_keys, grad_joint = map(
             torch.empty_like, (features.q, features.k, features.weights, joint)
@@ -317,11 +300,12 @@ class KernelCore(torch.autograd.Function):
         grads = grad_q, grad_k, grad_joint, grad_keys
         operands = features[:2], values, places, kept
         run(loops.attend_features_back, *operands, out, grad, grads)
-        moved = torch.zeros_like(positions) if needs[3] else None
-        dim = width // len(positions)
-        totals = None if moved is None else _sides(moved, columns, dim)
+        moved = torch.zeros_like(positions)
+        moved_keys = None if keys is None else torch.zeros_like(keys)
+        wanted = needs[3] or needs[4]
+        totals = _sides(moved, moved_keys, columns) if wanted else None
         parts = numbers, features, (grad_q, grad_k, grad_keys)
-        sides = _sides(positions, columns, dim)
+        sides = _sides(positions, keys, columns)
         if shared:
             grad_x = grad_joint.mm(weight) if needs[0] else None
             _pull(x, sides, *parts, grad_x, totals)
@@ -331,7 +315,8 @@ class KernelCore(torch.autograd.Function):
             grad_x = grad_joint.mm(weight) if needs[0] else None
         grad_weight = weight_gradient(needs[1], grad_joint, x)
         grad_bias = grad_joint.sum(dim=0) if needs[2] else None
-        return (grad_x, grad_weight, grad_bias, moved, None, None, None, None)
+        found = grad_x, grad_weight, grad_bias, moved, moved_keys
+        return (*found, None, None, None, None)
 
 
 class SoftmaxCore(torch.autograd.Function):
