@@ -91,10 +91,10 @@ def test_flags_win_over_toml_and_toml_over_the_preset(trained, tmp_path):
 
 
 def test_every_setting_is_a_flag():
-    from coulomb.text.settings import setting_names
+    from coulomb.text.settings import SETTINGS
 
     result = RUNNER.invoke(app, ["train", "--help"], env={"COLUMNS": "200"})
-    for name in setting_names():
+    for name in SETTINGS:
         assert "--" + name.replace("_", "-") in result.output, name
 
 

@@ -1,8 +1,10 @@
 """Settings, presets, TOML, and the rows of the paper's tables."""
 
+import copy
 import json
 import math
-from dataclasses import fields, replace
+import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,15 +12,19 @@ from text_cases import tiny_settings
 
 from coulomb._support.errors import CoulombError
 from coulomb.text import PAPER_ROWS, PRESETS, VARIANTS, TextSettings, preset
-from coulomb.text.settings import read_toml
+from coulomb.text.settings import GROUPS, SETTINGS, read_toml
 from coulomb.text.setup import build_model
 from coulomb.text.training import learning_rate
 
 
 def test_settings_have_no_defaults():
     """So that a preset states everything, and inherits nothing."""
-    with pytest.raises(TypeError, match="missing 47 required"):
+    with pytest.raises(CoulombError, match=r"missing: attention, .*, seed"):
         TextSettings()
+    assert len(SETTINGS) == 47
+    for record in GROUPS.values():
+        with pytest.raises(TypeError, match="missing"):
+            record()
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -116,9 +122,38 @@ def test_toml(tmp_path):
 
 
 def test_every_setting_says_what_it_is():
-    for part in fields(TextSettings):
+    for group, part in SETTINGS.values():
         assert part.metadata["help"]
-        assert part.metadata["group"]
+        assert group in GROUPS
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_settings_are_read_by_group_and_by_their_own_names(name):
+    chosen = preset(name)
+    for flat, (group, part) in SETTINGS.items():
+        value = getattr(getattr(chosen, group), part.name)
+        assert getattr(chosen, flat) == value
+        assert chosen.plain()[flat] == ("inf" if value == math.inf else value)
+    with pytest.raises(AttributeError, match="no setting 'lrr'"):
+        _ = chosen.lrr
+
+
+def test_settings_are_built_from_groups_and_single_names():
+    """Own names win, whatever way the others are given."""
+    main = preset("paper-main")
+    wanted = main.changed({"lr": 1.0, "align_clip": 3})
+    groups = {name: getattr(main, name) for name in GROUPS}
+    assert TextSettings(**groups, lr=1.0, align_clip=3.0) == wanted
+    assert TextSettings(**main.plain() | {"lr": 1.0, "align_clip": 3.0}) == wanted
+    assert replace(main, lr=1, align_clip=3) == wanted
+    faster = replace(main.train, lr=1.0)
+    assert replace(main, train=faster, align_clip=3) == wanted
+    assert main.changed({"train": faster, "align_clip": 3}) == wanted
+    for copied in (copy.deepcopy(wanted), pickle.loads(pickle.dumps(wanted))):
+        assert copied == wanted
+        assert hash(copied) == hash(wanted)
+    with pytest.raises(CoulombError, match="`settings` has no member 'train'"):
+        main.changed({"train": {"lr": 1.0}})
 
 
 def test_there_are_eighteen_rows_and_four_controls_of_every_map():
@@ -152,7 +187,7 @@ def test_particles_start_as_the_preset_says():
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
 def test_learning_rates_rise_then_follow_the_schedule(schedule):
-    chosen = replace(preset("paper-main"), schedule=schedule, lr=1.0)
+    chosen = preset("paper-main", {"schedule": schedule, "lr": 1.0}).train
     rates = [learning_rate(chosen, step, 1000) for step in range(1000)]
     assert rates[:100] == pytest.approx([(step + 1) / 100 for step in range(100)])
     assert rates[100] == pytest.approx(1.0)

@@ -6,23 +6,29 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import Field
 from functools import wraps
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from coulomb._support.errors import FileFormatError, ParameterError, unknown_name
 from coulomb.cli.output import print_table
-from coulomb.text.settings import TextSettings
+from coulomb.text.settings import SETTINGS
 
 if TYPE_CHECKING:
     from coulomb.text.data import Corpus, Split
     from coulomb.text.predictor import Predictor
 
 _RUNS = Path("runs")
+_PANELS = {
+    "model": "Model",
+    "tokens": "Tokens",
+    "align": "Phase A",
+    "train": "Phase B",
+}
 _AT_ONCE = 4096  # texts that are predicted together
 _FORMATS = ("csv", "jsonl")
 
@@ -38,8 +44,8 @@ def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
     """Give a verb one flag per setting; it receives those that were given."""
     keyword = inspect.Parameter.KEYWORD_ONLY
     flags = [
-        inspect.Parameter(part.name, keyword, default=None, annotation=_flag(part))
-        for part in fields(TextSettings)
+        inspect.Parameter(name, keyword, default=None, annotation=_flag(*known))
+        for name, known in SETTINGS.items()
     ]
     own = inspect.signature(verb)
     kept = [
@@ -59,10 +65,10 @@ def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
-def _flag(part: Any) -> Any:
-    help_text, panel = part.metadata["help"], part.metadata["group"]
-    option = typer.Option(help=help_text, rich_help_panel=panel, show_default=False)
-    return Annotated[part.type | None, option]
+def _flag(group: str, part: Field[Any]) -> Any:
+    words, panel, kind = part.metadata["help"], _PANELS[group], cast("Any", part.type)
+    option = typer.Option(help=words, rich_help_panel=panel, show_default=False)
+    return Annotated[kind | None, option]
 
 
 @with_settings

@@ -117,7 +117,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "texts",
             (_as_list(X), _as_list(y)),
             validation_share=self.validation_share,
-            seed=chosen.seed,
+            seed=chosen.train.seed,
         )
         if corpus.kind == "token":
             raise ParameterError(
@@ -206,7 +206,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "words. Use coulomb.text.Predictor."
             )
         settings = predictor.config.settings
-        model = cls(settings=settings.plain(), random_state=settings.seed)
+        model = cls(settings=settings.plain(), random_state=settings.train.seed)
         model.predictor_ = predictor
         model.classes_ = np.asarray(predictor.classes)
         model.history_ = []

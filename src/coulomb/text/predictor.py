@@ -173,5 +173,5 @@ class Predictor:
             self.vocabulary,
             split,
             kind=self.config.kind,
-            max_length=self.config.settings.max_length,
+            max_length=self.config.settings.model.max_length,
         )

@@ -114,6 +114,8 @@ def read_config(folder: Path) -> Config:
             f"{path} must have the keys {', '.join(_CONFIG_KEYS)} and no others; "
             f"unknown or missing: {', '.join(sorted(odd))}."
         )
+    if not isinstance(values["settings"], dict):
+        raise FileFormatError(f"{path}: `settings` is damaged.")
     try:
         settings = TextSettings.from_plain(values["settings"])
     except (CoulombError, TypeError) as error:
@@ -211,8 +213,8 @@ def list_runs(parent: str | Path) -> list[dict[str, Any]]:
             done = (path / METRICS).is_file()
             row |= {
                 "data": config.data.get("name", "?"),
-                "attention": config.settings.attention,
-                "seed": config.settings.seed,
+                "attention": config.settings.model.attention,
+                "seed": config.settings.train.seed,
                 "finished": done,
                 "metrics": read_json(path / METRICS)["metrics"] if done else {},
                 "split": read_json(path / METRICS)["split"] if done else "",

@@ -1,7 +1,7 @@
 """What a training run is made of: the encoder, its tokens, its random streams."""
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor, nn
@@ -22,21 +22,10 @@ def build_model(
     settings: TextSettings, *, vocab_size: int, n_classes: int, kind: str
 ) -> KernelEncoder:
     """Draw an encoder."""
-    shape = EncoderSettings(
-        vocab_size,
-        n_classes,
-        n_layers=settings.n_layers,
-        width=settings.width,
-        n_heads=settings.n_heads,
-        ffn_width=settings.ffn_width,
-        dropout=settings.dropout,
-        max_length=settings.max_length,
-        positions=settings.positions,
-        norm=settings.norm,
-        pooling=settings.pooling,
-        head=kind,
-    )
-    generator = make_generator(settings.seed, MODEL)
+    known = {part.name for part in fields(EncoderSettings)}
+    shared = {name: x for name, x in vars(settings.model).items() if name in known}
+    shape = EncoderSettings(vocab_size, n_classes, head=kind, **shared)
+    generator = make_generator(settings.train.seed, MODEL)
     attention = attention_factory(settings, kind)
     return KernelEncoder(shape, attention, generator=generator)
 
@@ -58,7 +47,7 @@ class Setup:
         restore_vocabulary(self.model, self.full, self.kept)
         state = self.full.state_dict()
         weights = {name: x.detach().clone() for name, x in state.items()}
-        if self.settings.rare_tokens:
+        if self.settings.train.rare_tokens:
             table = weights["token_embedding.weight"]
             other = torch.ones(len(table), dtype=torch.bool)
             other[self.kept] = False
@@ -74,7 +63,7 @@ def set_up(corpus: Corpus, settings: TextSettings, vocabulary: Vocabulary) -> Se
             vocabulary,
             corpus.split(name),
             kind=corpus.kind,
-            max_length=settings.max_length,
+            max_length=settings.model.max_length,
         )
         for name in names
     }
@@ -85,9 +74,9 @@ def set_up(corpus: Corpus, settings: TextSettings, vocabulary: Vocabulary) -> Se
         kind=corpus.kind,
     )
     always = torch.tensor([vocabulary.unknown])
-    if settings.rare_tokens:
+    if settings.train.rare_tokens:
         counts = torch.bincount(rows["train"].token_ids, minlength=vocabulary.size)
-        seen = torch.nonzero(counts > settings.rare_tokens).flatten()
+        seen = torch.nonzero(counts > settings.train.rare_tokens).flatten()
     else:
         seen = torch.cat([part.token_ids for part in rows.values()])
     model, kept = trim_vocabulary(full, torch.cat([seen, always]))

@@ -348,7 +348,7 @@ def choose_vocabulary(
     folder: str | Path | None = None,
 ) -> Vocabulary:
     """Take the vocabulary of a file, of the data folder, or train one."""
-    lower = settings.lower_case
+    lower = settings.tokens.lower_case
     if file is not None:
         return read_vocabulary(file, lower_case=lower)
     found = find_vocabulary(data_folder(folder))
@@ -356,4 +356,6 @@ def choose_vocabulary(
     if found is not None and lower and english:
         return read_vocabulary(found)
     texts = corpus.split("train").texts
-    return train_vocabulary(texts, size=settings.vocabulary_size, lower_case=lower)
+    return train_vocabulary(
+        texts, size=settings.tokens.vocabulary_size, lower_case=lower
+    )

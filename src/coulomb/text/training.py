@@ -47,7 +47,7 @@ from coulomb.text.run_folder import (
     read_tensors,
     write_run,
 )
-from coulomb.text.settings import TextSettings
+from coulomb.text.settings import TextSettings, TrainSettings
 from coulomb.text.setup import DROPOUT, ORDER, WORDS, Setup, set_up
 from coulomb.text.tasks import load_data
 from coulomb.text.tokens import Vocabulary
@@ -382,15 +382,15 @@ class Trainer:
 
     def __init__(self, setup: Setup, store: Store, save_every: int) -> None:
         self.setup, self.store, self.save_every = setup, store, save_every
-        self.model, self.settings = setup.model, setup.settings
+        self.model, self.settings = setup.model, setup.settings.train
         self.per_epoch = -(-len(setup.rows["train"]) // self.settings.batch_size)
         enough = -(-self.settings.min_steps // self.per_epoch)
         self.total = max(self.settings.epochs, enough) * self.per_epoch
         self.optimisers = _optimisers(self.model, self.settings)
         memory = self.settings.average_epochs * self.per_epoch
         self.average = RunningAverage(self.model, memory)
-        moves = find_variant(self.settings.attention).phase_a != "none"
-        self.align_at = self.settings.align_after * self.per_epoch if moves else None
+        moves = find_variant(setup.settings.model.attention).phase_a != "none"
+        self.align_at = setup.settings.align.after * self.per_epoch if moves else None
         self.now = Progress(aligned=not moves)
         self._accuracy = ""
 
@@ -502,7 +502,7 @@ class Trainer:
         began = time.perf_counter()
         settings, now = self.settings, self.now
         stream = make_generator(settings.seed, DROPOUT, now.step)
-        seed = stream.initial_seed() if settings.dropout else None
+        seed = stream.initial_seed() if self.model.settings.dropout else None
         logits = packed_logits(self.model, batch, dropout_seed=seed)
         assert batch.labels is not None
         loss = functional.cross_entropy(
@@ -594,13 +594,13 @@ class Trainer:
         return Trained(weights, metrics, self.store.history())
 
 
-def learning_rate(settings: TextSettings, step: int, total: int) -> float:
+def learning_rate(settings: TrainSettings, step: int, total: int) -> float:
     """Give the learning rate of a step of Phase B.
 
     Examples
     --------
     >>> from coulomb.text.settings import preset
-    >>> chosen = preset("paper-main")
+    >>> chosen = preset("paper-main").train
     >>> [round(1e4 * learning_rate(chosen, step, 100), 2) for step in (0, 9, 55, 99)]
     [0.2, 2.0, 1.0, 0.0]
     """
@@ -616,7 +616,7 @@ def learning_rate(settings: TextSettings, step: int, total: int) -> float:
 
 
 def _optimisers(
-    model: nn.Module, settings: TextSettings
+    model: nn.Module, settings: TrainSettings
 ) -> list[torch.optim.Optimizer]:
     moving = {n: p for n, p in model.named_parameters() if p.requires_grad}
     decoupled = settings.optimiser == "adamw"

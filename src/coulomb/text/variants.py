@@ -84,10 +84,10 @@ def find_variant(name: str) -> Variant:
 
 def uses_windows(settings: "TextSettings", kind: str) -> bool:
     """Say whether heads look at windows beside a token."""
-    row = find_variant(settings.attention)
-    chosen = row.phase_a in ("align", "control") and settings.align_start == "chosen"
+    row = find_variant(settings.model.attention)
+    chosen = row.phase_a in ("align", "control") and settings.align.start == "chosen"
     by_chance = row.phase_a == "strew"
-    return settings.positions == "learned" and (
+    return settings.model.positions == "learned" and (
         by_chance or (chosen and kind == "token")
     )
 
@@ -105,31 +105,30 @@ def attention_factory(settings: "TextSettings", kind: str) -> "AttentionFactory"
     from coulomb.dynamics.initial import Gaussian, Orthogonal
     from coulomb.features import feature_maps
 
-    row = find_variant(settings.attention)
+    model = settings.model
+    row = find_variant(model.attention)
     if row.layer == "softmax":
         return SoftmaxAttention
     if row.layer == "performer":
         return partial(
-            Performer,
-            n_features=settings.n_features,
-            redraw_every=settings.redraw_every,
+            Performer, n_features=model.n_features, redraw_every=model.redraw_every
         )
     if row.layer == "linformer":
         return partial(
-            Linformer, max_length=settings.max_length, rank=settings.linformer_rank
+            Linformer, max_length=model.max_length, rank=model.linformer_rank
         )
     tempered = row.feature_map not in ("favor", "cos2")
-    options = {"temperature": settings.feature_temperature} if tempered else {}
+    options = {"temperature": model.feature_temperature} if tempered else {}
     feature_map = feature_maps.build(row.feature_map, **options)
-    head_dim = settings.width // settings.n_heads
-    variance = settings.start_norm**2 / head_dim
+    head_dim = model.width // model.n_heads
+    variance = model.start_norm**2 / head_dim
     if feature_map.imitates_softmax or not variance:
         variance = 1.0
     law = (Gaussian if row.law == "gaussian" else Orthogonal)(variance)
     return partial(
         KernelAttention,
         feature_map=feature_map,
-        n_features=settings.n_features,
+        n_features=model.n_features,
         qkv=row.qkv,
         start=law,
         tied=not uses_windows(settings, kind),
