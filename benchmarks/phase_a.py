@@ -22,7 +22,7 @@ from coulomb._support.stats import mean_difference, paired_p_value
 from coulomb.attention.layers.kernel import KernelAttention
 from coulomb.experiments import load_records
 from coulomb.experiments.phase_a import CHANGES, compare_arms, load_rows
-from coulomb.experiments.summary import summarise
+from coulomb.experiments.summary import METHOD_TITLES, summarise
 from coulomb.text.evaluate import judged_by
 from coulomb.text.run_folder import Store
 from coulomb.text.settings import preset
@@ -174,7 +174,7 @@ def print_proof(folder: Path) -> None:
         return arm["task"], budget, arm["method"], arm["control"] or ""
 
     for row in sorted(summarise(records, "score"), key=place_of):
-        name = row.row["method"]
+        name = METHOD_TITLES.get(row.row["method"], row.row["method"])
         if row.row["control"]:
             name = f"{name}, {row.row['control']}"
         budget = row.row["n_components"] or ""

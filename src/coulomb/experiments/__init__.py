@@ -6,12 +6,7 @@ from coulomb.experiments import (  # noqa: F401  registers the members
     text,
     theory,
 )
-from coulomb.experiments.base import (
-    AbstractExperiment,
-    Outcome,
-    Settings,
-    experiments,
-)
+from coulomb.experiments.base import AbstractExperiment, Outcome, Settings, experiments
 from coulomb.experiments.records import Record, load_experiments, load_records
 
 __all__ = [

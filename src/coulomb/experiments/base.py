@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter, process_time
 from typing import Any
 
 from coulomb._support.errors import unknown_name
@@ -92,6 +93,18 @@ class Settings:
                     raise unknown_name(f"only {name}", value, list(there))
             jobs = [job for job in jobs if str(job.get(name)) in values]
         return jobs
+
+
+class Clock:
+    """Wall-clock and CPU time since it was made."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = perf_counter(), process_time()
+
+    def seconds(self) -> dict[str, float]:
+        """Give the seconds that a record keeps."""
+        wall, cpu = perf_counter() - self._wall, process_time() - self._cpu
+        return {"total": wall, "cpu": cpu}
 
 
 class AbstractExperiment(ABC):

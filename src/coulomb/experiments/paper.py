@@ -2,6 +2,7 @@
 
 import csv
 import math
+from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -125,26 +126,25 @@ def published_power_laws() -> dict[str, tuple[PowerLaw, dict[str, Any]]]:
 
 def check_paper() -> list[Check]:
     """Check the published tables against themselves."""
-    checks = []
+    return list(_checks())
+
+
+def _checks() -> Iterator[Check]:
     for task, rows in _ROWS.items():
         values = [line["accuracy"] for line in paper_table(task)]
         hits = sum(is_multiple(value, rows) for value in values)
-        checks.append(
-            Check(
-                f"{task}: every accuracy is a multiple of 1/{rows}, a single run, "
-                "not a mean over three seeds" + (" (dev split)" * (task == "sst2")),
-                f"{hits} of {len(values)}; one in three means of three runs is one",
-                hits == len(values),
-            )
+        yield Check(
+            f"{task}: every accuracy is a multiple of 1/{rows}, a single run, "
+            "not a mean over three seeds" + (" (dev split)" * (task == "sst2")),
+            f"{hits} of {len(values)}; one in three means of three runs is one",
+            hits == len(values),
         )
     for task in TASKS:
         bad = impossible_calibration(task)
-        checks.append(
-            Check(
-                f"{task}: ECE above the root of the Brier score, which no ECE can be",
-                f"{len(bad)} of 18 rows",
-                bool(bad),
-            )
+        yield Check(
+            f"{task}: ECE above the root of the Brier score, which no ECE can be",
+            f"{len(bad)} of 18 rows",
+            bool(bad),
         )
     same = [
         f"{task} {line['row']}"
@@ -152,30 +152,22 @@ def check_paper() -> list[Check]:
         for line in paper_table(task)
         if line["log_loss"] == line["accuracy"]
     ]
-    checks.append(
-        Check(
-            "log loss printed equal to accuracy", ", ".join(same) or "none", bool(same)
-        )
-    )
+    title = "log loss printed equal to accuracy"
+    yield Check(title, ", ".join(same) or "none", bool(same))
     for task in TASKS:
         mean, error = kernel_minus_vanilla(task)
-        checks.append(
-            Check(
-                f"{task}: the mean gain of Phase A is within two standard errors of 0",
-                f"{mean:+.4f} ± {error:.4f} over seven maps",
-                abs(mean) < 2 * error,
-            )
+        yield Check(
+            f"{task}: the mean gain of Phase A is within two standard errors of 0",
+            f"{mean:+.4f} ± {error:.4f} over seven maps",
+            abs(mean) < 2 * error,
         )
     best = max(paper_table("qqp"), key=lambda line: line["accuracy"])["row"]
-    checks.append(
-        Check(
-            "qqp: the text calls softmax the strongest; its own table has another best "
-            "accuracy",
-            f"best accuracy: {best}",
-            best != "softmax",
-        )
+    yield Check(
+        "qqp: the text calls softmax the strongest; its own table has another best "
+        "accuracy",
+        f"best accuracy: {best}",
+        best != "softmax",
     )
-    return checks
 
 
 def _number(text: str) -> Any:

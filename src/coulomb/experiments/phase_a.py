@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
-from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -15,23 +14,19 @@ from coulomb._support.stats import paired_p_value
 from coulomb._support.streams import make_generator
 from coulomb.experiments.base import (
     AbstractExperiment,
+    Clock,
     Outcome,
     Settings,
     experiments,
 )
 from coulomb.experiments.records import Job, Record
-from coulomb.experiments.summary import paired, select
-from coulomb.experiments.text import TOY, load_corpus
+from coulomb.experiments.summary import METHOD_TITLES, paired, select
+from coulomb.experiments.text import TOY, load_corpus, only_numbers
 from coulomb.text.data import Corpus
 from coulomb.text.evaluate import judged_by
 from coulomb.text.settings import TextSettings, preset
-from coulomb.text.tasks import TASKS, data_folder, load_task
-from coulomb.text.tokens import (
-    Vocabulary,
-    find_vocabulary,
-    read_vocabulary,
-    train_vocabulary,
-)
+from coulomb.text.tasks import TASKS, load_task
+from coulomb.text.tokens import Vocabulary, choose_vocabulary
 from coulomb.text.training import train
 
 # Particles of each head, those that matter most first.
@@ -123,19 +118,14 @@ class PhaseA(AbstractExperiment):
         return _plan(tasks, BUDGETS, seeds, {})
 
     def run(self, job: Job, settings: Settings) -> Sequence[Outcome]:
-        wall, cpu = perf_counter(), process_time()
+        clock = Clock()
         corpus, vocabulary = load_rows(job["task"], settings.data_dir)
         trained = train(corpus, arm_settings(job), vocabulary, progress=False)
         found = trained.metrics
-        numbers = {
-            name: float(value)
-            for name, value in found["metrics"].items()
-            if isinstance(value, int | float)
-        }
+        numbers = only_numbers(found["metrics"])
         numbers["score"] = numbers[judged_by(corpus.kind, corpus.classes)]
         numbers["validation_score"] = found["chosen_by"]["validation"]
-        seconds = {**found["seconds"], "total": perf_counter() - wall}
-        seconds["cpu"] = process_time() - cpu
+        seconds = found["seconds"] | clock.seconds()
         extra = {
             "rows": {name: len(corpus.split(name)) for name in corpus.splits},
             "notes": list(corpus.notes),
@@ -191,7 +181,8 @@ def _others(
     found: dict[str, Sequence[Record]] = {}
     for method, control in CONTROLS + WINDOWS:
         wanted = {"method": ours if control else method, "control": control}
-        found[control or method] = select(records, n_components=budget, **wanted)
+        name = control or METHOD_TITLES.get(method, method)
+        found[name] = select(records, n_components=budget, **wanted)
     for method in ("averaging", "softmax"):
         found[method] = select(records, method=method, control=None)
     if budget != most:
@@ -210,19 +201,11 @@ def _plan(
     """Order jobs so that what is done first is of use alone."""
     rows: list[tuple[str, str | None, int | None]] = []
     for budget in budgets:
-        rows += [("learned", None, budget)]
-        rows += [(method, control, budget) for method, control in CONTROLS]
+        rows += [(*arm, budget) for arm in (("learned", None), *CONTROLS)]
     # These have no particles, or none that count.
     rows += [("averaging", None, None), ("softmax", None, None)]
-    of_tags = [
-        (method, control, budget)
-        for budget in budgets
-        for method, control in (
-            *WINDOWS,
-            ("neighbours", None),
-            ("neighbours", "norm-matched"),
-        )
-    ]
+    tag_arms = (*WINDOWS, ("neighbours", None), ("neighbours", "norm-matched"))
+    of_tags = [(*arm, budget) for budget in budgets for arm in tag_arms]
     return [
         {
             "task": task,
@@ -256,10 +239,7 @@ def load_rows(task: str, data_dir: Path | None) -> tuple[Corpus, Vocabulary]:
     share = 0.1 if TASKS[task].reported_on == "validation" else None
     corpus = load_task(task, data_dir, validation_share=share)
     corpus = _thinned(corpus, ROWS.get(task, {}))
-    found = find_vocabulary(data_folder(data_dir))
-    if found is not None and TASKS[task].english:
-        return corpus, read_vocabulary(found)
-    return corpus, train_vocabulary(corpus.split("train").texts, size=8000)
+    return corpus, choose_vocabulary(corpus, preset("default"), folder=data_dir)
 
 
 def _thinned(corpus: Corpus, rows: Mapping[str, int]) -> Corpus:

@@ -28,6 +28,9 @@ METHOD_TITLES = {
     "multiple-kernels": "multiple-kernel learning",
     "importance": "importance sampling",
     "langevin": "learned particles",
+    # Arms of Phase A: windows around the token, and at shifts drawn at random.
+    "placed": "windows",
+    "strewn": "random-windows",
 }
 CONTROLS = {
     "norm-matched": "control: same norms, no alignment",

@@ -4,7 +4,6 @@ Accuracy against noise, against the strength of the repulsion and against the nu
 features; seconds against the number of samples.
 """
 
-import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +35,13 @@ from coulomb.estimators import (
     MultipleKernelClassifier,
     OrthogonalSampler,
 )
-from coulomb.experiments.base import AbstractExperiment, Outcome, Settings, experiments
+from coulomb.experiments.base import (
+    AbstractExperiment,
+    Clock,
+    Outcome,
+    Settings,
+    experiments,
+)
 from coulomb.experiments.records import FRAMES, Job
 from coulomb.experiments.text import SMALL, TOY, run_text, text_constants, text_rows
 from coulomb.features import Particles
@@ -334,12 +339,9 @@ def _score(
     problem: SyntheticProblem, model: Any, control: str | None = None
 ) -> Outcome:
     X, y, test = problem.X, problem.y, problem.test
-    wall, cpu = time.perf_counter(), time.process_time()
+    clock = Clock()
     predicted = model.fit(X[problem.train], y[problem.train]).predict(X[test])
-    seconds = {
-        "total": time.perf_counter() - wall,
-        "cpu": time.process_time() - cpu,
-    }
+    seconds = clock.seconds()
     metrics = {
         "accuracy": float((predicted == y[test]).mean()),
         "f1": float(f1_score(y[test], predicted, zero_division=0)),

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from coulomb._support.errors import ParameterError
 from coulomb.attention.align.diagnosis import label_cosines
 from coulomb.experiments.base import (
     AbstractExperiment,
+    Clock,
     Outcome,
     Settings,
     experiments,
@@ -21,13 +21,8 @@ from coulomb.experiments.records import Job
 from coulomb.text.baselines import KINDS, bag_of_words_baseline
 from coulomb.text.data import Corpus, build_corpus
 from coulomb.text.settings import TextSettings, preset
-from coulomb.text.tasks import TASKS, data_folder, load_task
-from coulomb.text.tokens import (
-    Vocabulary,
-    find_vocabulary,
-    read_vocabulary,
-    train_vocabulary,
-)
+from coulomb.text.tasks import TASKS, load_task
+from coulomb.text.tokens import Vocabulary, choose_vocabulary
 from coulomb.text.training import train
 from coulomb.text.variants import PAPER_ROWS
 
@@ -91,7 +86,7 @@ def text_rows(rows: Sequence[str]) -> list[Job]:
 
 def run_text(job: Job, settings: Settings) -> list[Outcome]:
     """Train and score one row on one seed."""
-    wall, cpu = perf_counter(), process_time()
+    clock = Clock()
     corpus, vocabulary = load_corpus(job["task"], settings.data_dir)
     seconds: dict[str, float] = {}
     extra: dict[str, Any] = {"notes": list(corpus.notes)}
@@ -109,9 +104,13 @@ def run_text(job: Job, settings: Settings) -> list[Outcome]:
         metrics["best_epoch"] = found["best_epoch"]
         seconds |= found["seconds"]
         extra["history"] = [_plain(line) for line in trained.history]
-    seconds |= {"total": perf_counter() - wall, "cpu": process_time() - cpu}
-    metrics = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
-    return [Outcome(metrics, seconds, split, job["control"], extra)]
+    seconds |= clock.seconds()
+    return [Outcome(only_numbers(metrics), seconds, split, job["control"], extra)]
+
+
+def only_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Leave out metrics that are undefined, or no numbers."""
+    return {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
 
 
 def text_settings(job: Job) -> TextSettings:
@@ -152,10 +151,7 @@ def load_corpus(task: str, data_dir: Path | None) -> tuple[Corpus, Vocabulary]:
             f"`task` must have one label per text; got {task!r}. Known: "
             f"{', '.join(known)}."
         )
-    found = None if task == TOY else find_vocabulary(data_folder(data_dir))
-    if found is not None:
-        return corpus, read_vocabulary(found)
-    return corpus, train_vocabulary(corpus.split("train").texts, size=8000)
+    return corpus, choose_vocabulary(corpus, preset("default"), folder=data_dir)
 
 
 def measure_blindness(
@@ -208,14 +204,8 @@ def _plan(
             for row in drawn
         ]
         jobs += [
-            {
-                "task": task,
-                "method": kind,
-                "constants": "default",
-                "control": None,
-                "seed": 0,
-                "trial": 0,
-            }
+            {"task": task, "method": kind, "constants": "default", "control": None}
+            | {"seed": 0, "trial": 0}
             for kind in KINDS
         ]
     return jobs

@@ -11,12 +11,7 @@ import torch
 from coulomb._support.archive import plain
 from coulomb._support.stats import Fit
 from coulomb._support.streams import make_generator
-from coulomb.experiments.base import (
-    AbstractExperiment,
-    Outcome,
-    Settings,
-    experiments,
-)
+from coulomb.experiments.base import AbstractExperiment, Outcome, Settings, experiments
 from coulomb.experiments.records import Job
 from coulomb.interactions import Riesz
 from coulomb.theory import (

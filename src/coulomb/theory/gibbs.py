@@ -14,12 +14,11 @@ from torch import Tensor
 
 from coulomb._support.checks import check_count, check_real
 from coulomb._support.errors import ParameterError
+from coulomb.dynamics.metropolis import LogLaw, metropolis_move
 from coulomb.theory.ensembles import (
-    LogLaw,
     configuration_energies,
     draw_independent,
     mean_spacing,
-    metropolis_move,
 )
 from coulomb.theory.grids import FloatArray
 from coulomb.theory.system import MeanField
@@ -283,7 +282,7 @@ class _Ladder:
         chains, rungs = self._settings.chains, self._settings.rungs
         for _ in range(self._settings.thin):
             steps = self._log_steps.exp().repeat(chains)
-            self._positions, self._now, accepted = metropolis_move(
+            self._positions, self._now, accepted, _ = metropolis_move(
                 self._law,
                 self._positions,
                 self._now,

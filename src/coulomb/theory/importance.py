@@ -17,14 +17,12 @@ from torch import Tensor
 
 from coulomb._support.checks import check_count
 from coulomb._support.errors import ParameterError
+from coulomb.dynamics.metropolis import Law, LogLaw, metropolis_move
 from coulomb.theory.ensembles import (
     CellLookup,
-    Law,
-    LogLaw,
     configuration_energies,
     draw_independent,
     mean_spacing,
-    metropolis_move,
 )
 from coulomb.theory.grids import FloatArray
 from coulomb.theory.system import Function, MeanField
@@ -120,7 +118,7 @@ def weighted_configurations(
         law = _between(start_law, goal_law, float(after))
         now = law(positions)
         for _ in range(settings.moves):
-            positions, now, accepted = metropolis_move(
+            positions, now, accepted, _ = metropolis_move(
                 law, positions, now, step, system.grid.domain, generator=generator
             )
             share = float(accepted.double().mean())

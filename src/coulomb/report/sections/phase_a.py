@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from coulomb._support.stats import Difference
 from coulomb.experiments.phase_a import compare_arms
 from coulomb.experiments.records import Record
+from coulomb.experiments.summary import METHOD_TITLES
 from coulomb.report.chart import Axis, Chart, Dots, Ink
 from coulomb.report.rows import averaged, clean, estimate, metric, slug
 from coulomb.report.sections import Group, Section
@@ -34,10 +35,11 @@ def phase_a_section(records: Sequence[Record]) -> Section:
         (
             "Learned particles beside the same norms without alignment, noise alone, "
             "particles as they were drawn, plain averaging and softmax attention. For "
-            "tags, windows that no label chose: placed (around the token), strewn (at "
-            "random) and by-hand (before and after it); for pairs, particles blind to "
-            "the part whose norms no label chose (placed). The "
-            "score is the accuracy, or the F1 of entities, on rows that chose nothing.",
+            "tags, windows that no label chose: windows (around the token), "
+            "random-windows (at random shifts) and by-hand (before and after it); for "
+            "pairs, windows are particles blind to the part whose norms no label "
+            "chose. The score is the accuracy, or the F1 of entities, on rows that "
+            "chose nothing.",
         ),
         (Group("", tuple(charts), shared=False),),
         tuple(tables),
@@ -56,7 +58,8 @@ def _arms(records: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
     arms: dict[tuple[str, str], list[Record]] = {}
     for record in sorted(records, key=_place):
         job = record.job
-        name = ", ".join(clean(job[k]) for k in ("method", "control") if job.get(k))
+        parts = [METHOD_TITLES.get(job["method"], job["method"]), job.get("control")]
+        name = ", ".join(clean(part) for part in parts if part)
         arms.setdefault((name, clean(job["n_components"] or "–")), []).append(record)
     return arms
 
