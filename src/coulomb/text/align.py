@@ -73,7 +73,7 @@ ENOUGH = 5000
 
 def alignment_objective(settings: TextSettings, kind: str) -> str:
     """Give the objective of Phase A: "auto" depends on what has labels."""
-    found = settings.align_objective
+    found = settings.align.objective
     if found == "auto":
         return NEIGHBOURS if kind == "token" else "centred"
     if found == NEIGHBOURS and kind != "token":
@@ -86,27 +86,25 @@ def alignment_objective(settings: TextSettings, kind: str) -> str:
 
 def alignment_settings(settings: TextSettings, kind: str) -> AlignmentSettings:
     """Give the settings of `coulomb.attention.align`."""
-    objective, level = alignment_objective(settings, kind), settings.align_level
+    model, chosen = settings.model, settings.align
+    objective, level = alignment_objective(settings, kind), chosen.level
     by_weights = objective == NEIGHBOURS
     has_no_levels = by_weights or objective == "likelihood"
     if has_no_levels or (kind == "token" and level == "sequence"):
         level = kind
-    score = Neighbours(settings.n_layers * settings.n_heads) if by_weights else None
-    bounded = math.isfinite(settings.align_radius)
-    same = {
-        part.name: getattr(settings, f"align_{part.name}")
-        for part in fields(AlignmentSettings)
-        if hasattr(settings, f"align_{part.name}")
-    }
+    score = Neighbours(model.n_layers * model.n_heads) if by_weights else None
+    bounded = math.isfinite(chosen.radius)
+    known = {part.name for part in fields(AlignmentSettings)}
+    same = {name: x for name, x in vars(chosen).items() if name in known}
     translated = {
         "objective": score or objective,
         "level": level,
         "output": "" if by_weights else None,
-        "pool": settings.pooling,
-        "interaction": Riesz(s=settings.align_riesz),
-        "domain": Ball(settings.align_radius) if bounded else Space(),
-        "patience": settings.align_patience or None,
-        "also": tuple(part for part in settings.align_also.split(",") if part),
+        "pool": model.pooling,
+        "interaction": Riesz(s=chosen.riesz),
+        "domain": Ball(chosen.radius) if bounded else Space(),
+        "patience": chosen.patience or None,
+        "also": tuple(part for part in chosen.also.split(",") if part),
     }
     return AlignmentSettings(**same | translated)
 
@@ -115,7 +113,7 @@ def alignment_features(settings: TextSettings, kind: str) -> Evaluate:
     """Choose what is scored: pooled texts, tags, logits or attention weights."""
     objective = alignment_objective(settings, kind)
     known = {"likelihood": "logits", NEIGHBOURS: "weights"}
-    pool = "none" if kind == "token" else settings.pooling
+    pool = "none" if kind == "token" else settings.model.pooling
     return feature_function(known.get(objective, "heads"), pool)
 
 
@@ -152,18 +150,19 @@ def neighbour_batches(batches: Sequence[Batch], classes: Sequence[str]) -> list[
 def alignment_problem(setup: Setup) -> dict[str, Any]:
     """Give what `align` is called with in a run, beside the model."""
     settings, kind = setup.settings, setup.corpus.kind
-    batches = alignment_batches(setup.rows["train"], settings.batch_size, settings.seed)
+    size, seed = settings.train.batch_size, settings.train.seed
+    batches = alignment_batches(setup.rows["train"], size, seed)
     chosen = alignment_settings(settings, kind)
     if isinstance(chosen.objective, Neighbours):
         batches = neighbour_batches(batches, setup.corpus.classes)
     # A fifth is kept back to watch the alignment of texts that move nothing.
     held_out = max(1, round(0.2 * len(batches))) if len(batches) > 1 else 0
-    steps = round(settings.align_epochs * (len(batches) - held_out))
+    steps = round(settings.align.epochs * (len(batches) - held_out))
     return {
         "batches": batches,
         "settings": chosen.changed({"max_steps": steps}),
         "evaluate": alignment_features(settings, kind),
-        "seed": make_generator(settings.seed, ALIGN).initial_seed(),
+        "seed": make_generator(seed, ALIGN).initial_seed(),
     }
 
 
@@ -199,7 +198,7 @@ def choose_start(setup: Setup) -> Start | None:
     """Find where Phase A begins; None for drawn particles."""
     if can_select_norm(setup):
         return choose_pair_norm(setup)
-    if setup.corpus.kind != "token" or setup.settings.align_start == "drawn":
+    if setup.corpus.kind != "token" or setup.settings.align.start == "drawn":
         return None
     if uses_windows(setup.settings, setup.corpus.kind):
         return choose_windows(setup)
@@ -212,12 +211,12 @@ def judge_start(setup: Setup, n_shuffles: int) -> ChoiceTest | MatchTest | None:
     settings = setup.settings
     if can_select_norm(setup):
         shares, labels = measure_cross_attention(setup)
-        seed = make_generator(settings.seed, ALIGN).initial_seed()
+        seed = make_generator(settings.train.seed, ALIGN).initial_seed()
         return judge_norms(shares, labels, n_shuffles=n_shuffles, seed=seed)
-    if settings.align_shifts or not uses_windows(settings, setup.corpus.kind):
+    if settings.align.shifts or not uses_windows(settings, setup.corpus.kind):
         return None
     contexts = measure_windows(setup, n_shuffles=n_shuffles)
-    classes, heads = len(setup.corpus.classes), settings.n_heads
+    classes, heads = len(setup.corpus.classes), settings.model.n_heads
     true, *shuffled = (
         contexts.of_columns(slice(first, first + classes))
         for first in range(0, classes * (1 + n_shuffles), classes)
@@ -255,14 +254,14 @@ def choose_windows(setup: Setup, *, at_random: bool = False) -> Start:
     """Choose where the heads look: as the settings say, or as the labels do."""
     settings = setup.settings
     # All layers look at the same places: those above see further by themselves.
-    heads = settings.n_heads
+    heads = settings.model.n_heads
     choice = None
     if at_random:
-        generator = make_generator(settings.seed, ALIGN)
+        generator = make_generator(settings.train.seed, ALIGN)
         order = torch.randperm(len(POOL), generator=generator)
         shifts = tuple(POOL[number] for number in order[:heads].tolist())
-    elif settings.align_shifts:
-        shifts = read_shifts(settings.align_shifts)
+    elif settings.align.shifts:
+        shifts = read_shifts(settings.align.shifts)
     else:
         choice = measure_windows(setup).choose(heads)
         shifts = choice.shifts
@@ -301,7 +300,7 @@ def _open_labels(
         return
     tokens, labels = rows.token_ids[places], rows.labels[places]
     counts = count_labels(tokens, labels, classes)
-    source = make_generator(setup.settings.seed, ALIGN)
+    source = make_generator(setup.settings.train.seed, ALIGN)
     order = torch.randperm(len(rows), generator=source)
     seen = 0
     for some in torch.split(order, _TEXTS):
@@ -324,12 +323,12 @@ def _open_labels(
 def has_pair_parts(setup: Setup) -> bool:
     """Say whether there are pairs, whose encoder sees which text a token is from."""
     pairs = setup.rows["train"].parts is not None
-    return pairs and setup.settings.positions == "parts"
+    return pairs and setup.settings.model.positions == "parts"
 
 
 def can_select_norm(setup: Setup) -> bool:
     """Say whether labels choose the norms of particles that are blind to the part."""
-    asked = setup.settings.align_start == "chosen" and has_pair_parts(setup)
+    asked = setup.settings.align.start == "chosen" and has_pair_parts(setup)
     return asked and len(setup.rows["train"]) >= ENOUGH
 
 
@@ -354,7 +353,7 @@ def measure_cross_attention(setup: Setup) -> tuple[dict[float, Tensor], Tensor]:
     """See how much attention of the first layer is paid to the other text."""
     rows = setup.rows["train"]
     starts = {factor: pair_start(setup, factor)[0] for factor in (DRAWN, *FACTORS)}
-    source = make_generator(setup.settings.seed, ALIGN)
+    source = make_generator(setup.settings.train.seed, ALIGN)
     order = torch.randperm(len(rows), generator=source)[:_PAIRS]
     order = order[rows.lengths[order].argsort(stable=True)]
     shares: dict[float, list[Tensor]] = {factor: [] for factor in starts}
@@ -398,7 +397,7 @@ def run_phase_a(
     save_every: int = 500,
 ) -> dict[str, Any]:
     """Do with the particles what the row asks for before Phase B."""
-    kind = find_variant(setup.settings.attention).phase_a
+    kind = find_variant(setup.settings.model.attention).phase_a
     if kind == "none":
         return {}
     if kind in ("place", "strew"):
@@ -413,7 +412,7 @@ def run_phase_a(
         twin = run_twin(problem, Particles(inside), steps, seed=seed)
         layers.write(setup.model, twin.positions)
         facts = {"summary": "Phase A without the alignment's gradient."}
-    elif kind == "control" and math.isfinite(setup.settings.align_radius):
+    elif kind == "control" and math.isfinite(setup.settings.align.radius):
         layers.write(setup.model, inside)
         facts = {"summary": "Particles projected on the domain and left there."}
     else:
@@ -463,10 +462,10 @@ def _place(setup: Setup, *, at_random: bool) -> dict[str, Any]:
     settings = setup.settings
     if has_pair_parts(setup) and not at_random:
         start = Start(pair_start(setup, 1.0), "matches")
-    elif settings.positions != "learned":
+    elif settings.model.positions != "learned":
         raise ParameterError(
-            f"`positions` must be 'learned' for {settings.attention!r}; got "
-            f"{settings.positions!r}."
+            f"`positions` must be 'learned' for {settings.model.attention!r}; got "
+            f"{settings.model.positions!r}."
         )
     elif at_random:
         start = choose_windows(setup, at_random=True)
@@ -511,6 +510,7 @@ def keep_start(particles: Path | None, setup: Setup) -> None:
     before it, would be exact with the same number of threads only, and would end with
     the first release that trains in another way.
     """
-    if particles is None or find_variant(setup.settings.attention).phase_a != "align":
+    row = find_variant(setup.settings.model.attention)
+    if particles is None or row.phase_a != "align":
         return
     write_archive(particles.with_name(START), setup.model.state_dict(), {})

@@ -100,7 +100,7 @@ def diagnose_run(
 
 
 def _must_have_phase_a(folder: Path, config: Config) -> None:
-    name = config.settings.attention
+    name = config.settings.model.attention
     kind = find_variant(name).phase_a
     if kind != "align":
         other = f"kernel-{name.partition('-')[2]}"
