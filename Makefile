@@ -26,9 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  --constraint constraints.txt --editable ".[dev]"
 	@mkdir -p $(MPLCONFIGDIR)
 	@echo "Compiling the hot loops, once ..."
-	$(BIN)/python -c "from coulomb.kernels.langevin import warm_up; warm_up()"
 	$(BIN)/python -c "from coulomb.attention.encoder.packed_compiled import compile_loops; compile_loops()"
-	$(BIN)/python -c "from coulomb.attention.ops.compiled import warm_up; warm_up()"
 	@touch $@
 
 run: install

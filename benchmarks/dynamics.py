@@ -34,10 +34,13 @@ from coulomb.interactions import (
     RandomBatchSum,
     Riesz,
 )
-from coulomb.kernels import loops as _loops
-from coulomb.kernels.fourier import FourierData
-from coulomb.kernels.langevin import langevin_steps, warm_up
-from coulomb.kernels.riesz import riesz_sums
+from coulomb.kernels.math import sincos_row
+from coulomb.kernels.particles import (
+    FourierData,
+    compile_loops,
+    langevin_steps,
+    riesz_sums,
+)
 from coulomb.objectives import FourierAlignment, Sample
 
 N, P = 300, 5
@@ -131,7 +134,7 @@ def roofline_runs(n: int, threads: int) -> dict[str, Callable[[int], object]]:
         angles = rng.standard_normal(BLOCK).astype(np.float32)
         sine, cosine = np.empty_like(angles), np.empty_like(angles)
         for _ in range(count):
-            _loops.sincos_row(angles, sine, cosine)
+            sincos_row(angles, sine, cosine)
 
     def library(count: int) -> None:
         angles = torch.randn(BLOCK)
@@ -319,7 +322,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     options = parser.parse_args()
     torch.set_num_threads(1)  # the roofline brings its own threads
-    warm_up()
+    compile_loops()
     rows = []
     for n in (70, 1400, 14000):
         rows += step_rows(n, options.threads, options.quick)

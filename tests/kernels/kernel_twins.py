@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from coulomb.kernels.riesz import index_directions
+from coulomb.kernels.particles import index_directions
 
 
 def fourier_potential(x, targets, positions, scale):

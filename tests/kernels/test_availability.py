@@ -9,7 +9,7 @@ import numpy as np
 
 import coulomb
 from coulomb.kernels import available
-from coulomb.kernels.fourier import FourierData
+from coulomb.kernels.particles import FourierData
 
 SOURCE = Path(coulomb.__file__).parents[1]
 
@@ -36,10 +36,9 @@ def test_importing_needs_no_numba():
         """
         import sys
         sys.modules["numba"] = None
-        import coulomb.kernels, coulomb.kernels.fourier, coulomb.kernels.riesz
-        import coulomb.kernels.langevin, coulomb.kernels.threads
+        import coulomb.kernels.particles
         assert not coulomb.kernels.available()
-        print(coulomb.kernels.riesz.index_directions(2, 1).shape)
+        print(coulomb.kernels.particles.index_directions(2, 1).shape)
         """
     )
     assert result.stdout.strip() == "(2, 1)", result.stderr
@@ -49,7 +48,7 @@ def test_importing_does_not_import_numba():
     result = run(
         """
         import sys
-        import coulomb.kernels.langevin
+        import coulomb.kernels.particles
         print("numba" in sys.modules)
         """
     )
@@ -67,10 +66,10 @@ def test_compiles_where_nothing_can_be_cached(tmp_path):
     result = run(
         """
         import numpy as np
-        from coulomb.kernels import loops as _loops
+        from coulomb.kernels import math
         a = np.zeros(8, np.float32)
-        _loops.sincos_row(a, a.copy(), a)
-        print(_loops.__file__, a[0])
+        math.sincos_row(a, a.copy(), a)
+        print(math.__file__, a[0])
         """,
         PYTHONPATH=str(tmp_path),
         PYTHONDONTWRITEBYTECODE="1",
@@ -88,7 +87,7 @@ def test_a_forked_child_computes_again(rng):
         """
         import os, signal, warnings
         import numpy as np
-        from coulomb.kernels.fourier import FourierData
+        from coulomb.kernels.particles import FourierData
         rng = np.random.default_rng(0)
         x = rng.normal(size=(3000, 5)).astype("f4")
         data = FourierData.of(x, x[:, :1])
@@ -107,3 +106,34 @@ def test_a_forked_child_computes_again(rng):
 def test_data_take_the_type_of_the_samples(rng):
     data = FourierData.of(rng.normal(size=(5, 2)).astype("f4"), np.ones((5, 1)))
     assert data.targets.dtype == np.float32
+
+
+def test_the_cache_notices_changes_in_called_files(tmp_path):
+    # The loop that is cached is in one file, the sine that it calls in another.
+    shutil.copytree(
+        SOURCE / "coulomb",
+        tmp_path / "coulomb",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    code = """
+        import numpy as np
+        from coulomb.kernels import particle_loops as loops
+        x = np.zeros((1, 1, 32)); x[:] = 0.5
+        out, slope = np.zeros(1), np.zeros((1, 1))
+        loops.fourier_range(0, 1, np.ones((1, 1)), x, x, 32, 1.0, out, slope)
+        print(sum(loops.fourier_range.stats.cache_hits.values()), out[0])
+        """
+    runs = [run(code, PYTHONPATH=str(tmp_path)) for _ in range(2)]
+    before, again = (result.stdout.split() for result in runs)
+    assert (before[0], again[0]) == ("0", "1"), runs[0].stderr
+    assert before[1] == again[1]
+    source = tmp_path / "coulomb/kernels/math.py"
+    text = source.read_text()
+    changed = text.replace("c = 1.0 + u", "c = 2.0 + u")
+    assert changed != text
+    source.write_text(changed)
+    after = run(code, PYTHONPATH=str(tmp_path)).stdout.split()
+    assert after[0] == "0"
+    assert after[1] != before[1]
+    folders = list((tmp_path / "coulomb/kernels/__pycache__").glob("coulomb-*"))
+    assert len(folders) == 1

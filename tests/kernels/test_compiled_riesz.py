@@ -2,7 +2,7 @@ import kernel_twins as plain
 import numpy as np
 import pytest
 
-from coulomb.kernels.riesz import index_directions, riesz_sums
+from coulomb.kernels.particles import index_directions, riesz_sums
 
 EXPONENTS = [0.0, 1.0, 2.0, -1.0, 0.7, 3.0, -0.5]
 

@@ -5,11 +5,7 @@ import pytest
 
 numba = pytest.importorskip("numba")
 
-from coulomb.kernels import (  # noqa: E402
-    attention_rows,
-    decode,
-    loops,
-)
+from coulomb.kernels import attention_rows, decode, particle_loops  # noqa: E402
 from coulomb.kernels import packed_attention as packed  # noqa: E402
 
 # Beyond any product of vector lanes and interleaved vectors: 16 lanes four times is 64.
@@ -33,7 +29,7 @@ def grad_rows(out, grad, dim, row, dots):
 
 @numba.njit
 def weigh(row, weights, n, out):
-    return packed.weigh(row, weights, n, out)
+    return packed._weigh(row, weights, n, out)
 
 
 @numba.njit
@@ -52,7 +48,7 @@ def slopes(features, grad_z, slope, totals):
 
 @numba.njit
 def sincos_tile(angles, waves):
-    loops._sincos_tile(angles, len(angles), 0, 0, waves)
+    particle_loops._sincos_tile(angles, len(angles), 0, 0, waves)
 
 
 def beside(x, gap):

@@ -21,7 +21,7 @@ from coulomb.domains import AbstractDomain, Ball, Masked, Space
 from coulomb.energy import Hamiltonian
 from coulomb.features import Particles
 from coulomb.interactions import ExactSum, Riesz
-from coulomb.kernels.langevin import langevin_steps
+from coulomb.kernels.particles import langevin_steps
 from coulomb.objectives import AbstractSampled, FourierAlignment, GaussianPrior, Sample
 
 

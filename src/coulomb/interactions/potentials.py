@@ -9,7 +9,7 @@ from torch import Tensor
 
 from coulomb._support.checks import check_count, check_real
 from coulomb._support.registry import Registry
-from coulomb.kernels.riesz import CLOSEST
+from coulomb.kernels.particles import CLOSEST
 
 
 class AbstractInteraction(ABC):

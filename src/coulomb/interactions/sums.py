@@ -12,7 +12,7 @@ from coulomb._support.checks import check_count
 from coulomb._support.errors import ParameterError
 from coulomb._support.registry import Registry
 from coulomb.interactions.potentials import AbstractInteraction, PairField, Riesz
-from coulomb.kernels.riesz import index_directions, riesz_sums
+from coulomb.kernels.particles import index_directions, riesz_sums
 
 
 class AbstractPairSum(ABC):

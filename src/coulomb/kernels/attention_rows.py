@@ -13,17 +13,13 @@ finite.
 Inputs are flat arrays with the distances of their sequences, heads and rows. A *group*
 is a head of a sequence; the sequences of a head follow one another. The sums S are kept
 in panels of 16 columns, `(group, panel, feature, 16)`.
-
-Numba looks only at the age of the file whose loops it cached: whoever changes this file
-touches `_attention_linear.py` and `_attention_causal.py` too.
 """
-
-from typing import Any
 
 import numpy as np
 
-from coulomb.kernels.attention_tiles import PANEL, multiply
-from coulomb.kernels.loops import _SUMS, _exp, _helper
+from coulomb.kernels.gemm import PANEL, multiply
+from coulomb.kernels.jit import SUMS, helper
+from coulomb.kernels.math import exp, row_max
 
 _f = np.float32
 _ZERO, _ONE, _HALF, _HUGE = _f(0), _f(1), _f(0.5), _f(1e30)
@@ -34,66 +30,57 @@ WIDE = BLOCK + PANEL  # the distance of the rows of a triangle of products
 _STEP = 24  # rows whose part of a triangle is taken as a rectangle
 
 
-@_helper(_SUMS)
-def row_stride(features: Any) -> Any:
+@helper(SUMS)
+def row_stride(features):
     """Give the distance of rows of features; a power of two would share cache lines."""
     return features + PANEL
 
 
-@_helper(_SUMS)
-def start(x: Any, group: Any, batch: Any) -> Any:
+@helper(SUMS)
+def start(x, group, batch):
     """Where the rows of a group begin; `x` holds an array and its distances."""
     return (group % batch) * x[1][0] + (group // batch) * x[1][1]
 
 
-@_helper(_SUMS)
-def _alive(mask: Any, group: Any, batch: Any, j: Any, m: Any) -> Any:
+@helper(SUMS)
+def _alive(mask, group, batch, j, m):
     return mask.shape[0] == 0 or mask[(group % batch) * m + j]
 
 
-# Without the promise that there is no nan, a maximum is taken one by one. A nan in an
-# input is in all exponents of its row: whoever wants to know looks at the first.
-@_helper(_SUMS | {"nnan"})
-def _largest(row: Any) -> Any:
-    top = row[0]
-    for c in range(row.shape[0]):
-        top = max(top, row[c])
-    return top
-
-
-@_helper(_SUMS | {"nnan"})
-def _largest_size(row: Any) -> Any:
+# A nan in an input is in all exponents of its row: the first element tells.
+@helper(SUMS | {"nnan"})
+def _largest_size(row):
     top = _ZERO
     for c in range(row.shape[0]):
         top = max(top, abs(row[c]))
     return top
 
 
-@_helper(_SUMS)
-def query_row(e: Any, e0: Any, n: Any, z: Any) -> Any:
+@helper(SUMS)
+def query_row(e, e0, n, z):
     """Take exponentials over the largest; give if all is finite, and row . z."""
     row, total = e[e0 : e0 + n], _ZERO
-    top = _largest(row)
+    top = row_max(row)
     finite = abs(row[0]) < _HUGE and top < _HUGE
     for c in range(n):
-        row[c] = _exp(row[c] - top)
+        row[c] = exp(row[c] - top)
         total += row[c] * z[c]
     return finite, total
 
 
-@_helper(_SUMS)
-def key_row(e: Any, e0: Any, n: Any) -> Any:
+@helper(SUMS)
+def key_row(e, e0, n):
     """Take exponentials; give the size of the largest exponent, and their sum."""
     row, total = e[e0 : e0 + n], _ZERO
     top = _largest_size(row) if abs(row[0]) < _HUGE else _f(np.inf)
     for c in range(n):
-        row[c] = _exp(row[c])
+        row[c] = exp(row[c])
         total += row[c]
     return top, total
 
 
-@_helper(_SUMS)
-def all_finite(x: Any) -> Any:
+@helper(SUMS)
+def all_finite(x):
     """Say whether there is no nan and no infinity."""
     total = _ZERO
     for c in range(x.shape[0]):
@@ -101,10 +88,8 @@ def all_finite(x: Any) -> Any:
     return total == _ZERO
 
 
-@_helper(_SUMS)
-def half_squares(
-    k: Any, mask: Any, group: Any, batch: Any, m: Any, dim: Any, halves: Any
-) -> Any:
+@helper(SUMS)
+def half_squares(k, mask, group, batch, m, dim, halves):
     """Write |k_j|^2 / 2 of a group; give the least and the largest."""
     rows, k0, least, most = k[0], start(k, group, batch), _f(np.inf), _f(-np.inf)
     for j in range(m):
@@ -120,17 +105,15 @@ def half_squares(
     return least, most
 
 
-@_helper(_SUMS)
-def project(
-    x: Any, x0: Any, rows: Any, dim: Any, turned: Any, e: Any, e0: Any, n: Any
-) -> None:
+@helper(SUMS)
+def project(x, x0, rows, dim, panels, e, e0, n):
     """Project rows on the particles, in panels."""
     left, right = (x0, x[1][2], 1, rows), (0, dim * PANEL, PANEL, n // PANEL)
-    multiply(x[0], left, turned, right, e, (e0, row_stride(n), PANEL), dim, False)
+    multiply(x[0], left, panels, right, e, (e0, row_stride(n), PANEL), dim, False)
 
 
-@_helper(_SUMS)
-def weighted_rows(x: Any, x0: Any, weights: Any, rows: Any, dim: Any, out: Any) -> None:
+@helper(SUMS)
+def weighted_rows(x, x0, weights, rows, dim, out):
     """Copy rows times their weights; what a mask removes may be anything, even nan."""
     for r in range(rows):
         place, weight = x0 + r * x[1][2], weights[r]
@@ -139,18 +122,16 @@ def weighted_rows(x: Any, x0: Any, weights: Any, rows: Any, dim: Any, out: Any) 
             out[r * dim + c] = product if weight > _ZERO else _ZERO
 
 
-@_helper(_SUMS)
-def add_features(e: Any, e0: Any, n: Any, weight: Any, z: Any) -> None:
+@helper(SUMS)
+def add_features(e, e0, n, weight, z):
     """Add the features of a row, times its weight, to z."""
     row = e[e0 : e0 + n]
     for c in range(n):
         z[c] += weight * row[c]
 
 
-@_helper(_SUMS)
-def key_features(
-    favor: Any, e: Any, e0: Any, n: Any, rows: Any, weights: Any, alive: Any, z: Any
-) -> Any:
+@helper(SUMS)
+def key_features(favor, e, e0, n, rows, weights, alive, z):
     """Turn exponents of keys into features; add to z; give the largest exponent."""
     top, stride = _ZERO, row_stride(n)
     for r in range(rows):
@@ -167,10 +148,8 @@ def key_features(
     return top
 
 
-@_helper(_SUMS)
-def living(
-    mask: Any, group: Any, batch: Any, r0: Any, rows: Any, m: Any, out: Any
-) -> Any:
+@helper(SUMS)
+def mask_rows(mask, group, batch, r0, rows, m, out):
     """Write which keys of a block there are; give whether there are any."""
     some = False
     for r in range(rows):
@@ -179,10 +158,8 @@ def living(
     return some
 
 
-@_helper(_SUMS)
-def grad_rows(
-    out: Any, grad: Any, place: Any, inverses: Any, rows: Any, dim: Any, work: Any
-) -> None:
+@helper(SUMS)
+def grad_rows(out, grad, place, inverses, rows, dim, work):
     """Differentiate the ratio: rows g / D, and -(g . out) / D."""
     g_rows, dots = work
     o0, g0 = place
@@ -198,19 +175,10 @@ def grad_rows(
         dots[r] = total
 
 
-@_helper(_SUMS)
+@helper(SUMS)
 def pull_rows(
-    x: Any,
-    place: Any,
-    grad_x: Any,
-    target: Any,
-    rows: Any,
-    dim: Any,
-    n: Any,
-    slopes: Any,
-    position_panels: Any,
-    grad_positions: Any,
-) -> None:
+    x, place, grad_x, target, rows, dim, n, slopes, position_panels, grad_positions
+):
     """Turn gradients of exponents into those of inputs and, if wanted, particles."""
     stride = row_stride(n)
     right = (0, n * PANEL, PANEL, dim // PANEL)
@@ -224,19 +192,8 @@ def pull_rows(
         multiply(slopes, left, x[0], right, grad_positions, goal, rows, True)
 
 
-@_helper(_SUMS)
-def key_slopes(
-    favor: Any,
-    scale: Any,
-    e: Any,
-    e0: Any,
-    n: Any,
-    rows: Any,
-    weights: Any,
-    grad_z: Any,
-    slopes: Any,
-    totals: Any,
-) -> None:
+@helper(SUMS)
+def key_slopes(favor, scale, e, e0, n, rows, weights, grad_z, slopes, totals):
     """Turn gradients of the features of keys into those of their exponents."""
     stride = row_stride(n)
     for r in range(rows):
@@ -252,8 +209,8 @@ def key_slopes(
                 slope[c] = scale * (slope[c] - less * own[c])
 
 
-@_helper(_SUMS)
-def living_rows(x: Any, x0: Any, weights: Any, rows: Any, dim: Any, out: Any) -> None:
+@helper(SUMS)
+def masked_rows(x, x0, weights, rows, dim, out):
     """Copy rows; what a mask removes becomes zero."""
     for r in range(rows):
         place, alive = x0 + r * x[1][2], weights[r] > _ZERO
@@ -261,21 +218,8 @@ def living_rows(x: Any, x0: Any, weights: Any, rows: Any, dim: Any, out: Any) ->
             out[r * dim + c] = x[0][place + c] if alive else _ZERO
 
 
-@_helper(_SUMS)
-def turn_panels(x: Any, n: Any, columns: Any, out: Any) -> None:
-    """Turn panels (panel, row, 16) into panels of the transpose."""
-    for p in range(0, n, PANEL):
-        for c in range(columns):
-            source = (c // PANEL) * n * PANEL + p * PANEL + c % PANEL
-            place = p * columns + c * PANEL
-            for j in range(PANEL):
-                out[place + j] = x[source + j * PANEL]
-
-
-@_helper(_SUMS)
-def finish_keys(
-    favor: Any, weights: Any, totals: Any, keys: Any, for_keys: Any, for_values: Any
-) -> None:
+@helper(SUMS)
+def finish_keys(favor, weights, totals, keys, for_keys, for_values):
     """Put the weights of keys into the gradients of keys and values."""
     grad_k, gk, dim = for_keys
     grad_v, gv, dim_v = for_values
@@ -290,33 +234,22 @@ def finish_keys(
                 row[c] -= total * key[c]
 
 
-@_helper(_SUMS)
-def triangle(
-    square: Any,
-    a: Any,
-    a0: Any,
-    stride: Any,
-    turned: Any,
-    count: Any,
-    rows: Any,
-    out: Any,
-) -> None:
+@helper(SUMS)
+def triangle(square, a, a0, stride, panels, count, rows, out):
     """Multiply rows: out[r, s] = a_r . b_s for s <= r, else zero, unless `square`."""
     for p in range(0, rows, PANEL):
         r = 0 if square else p
         left = (a0 + r * stride, stride, 1, rows - r)
         right = (p * count, 0, PANEL, 1)
         target = (r * WIDE + p, WIDE, 0)
-        multiply(a, left, turned, right, out, target, count, False)
+        multiply(a, left, panels, right, out, target, count, False)
     if not square:
         for r in range(rows):
             out[r * WIDE + r + 1 : r * WIDE + rows] = _ZERO
 
 
-@_helper(_SUMS)
-def mix_before(
-    square: Any, products: Any, rows: Any, b: Any, right: Any, out: Any, target: Any
-) -> None:
+@helper(SUMS)
+def mix_before(square, products, rows, b, right, out, target):
     """Add the sum over s <= r, or all s, of products[r, s] b_s to row r."""
     o0, ro, po = target
     for i in range(0, rows, _STEP):
@@ -326,10 +259,8 @@ def mix_before(
         multiply(products, left, b, right, out, goal, count, True)
 
 
-@_helper(_SUMS)
-def mix_after(
-    square: Any, products: Any, rows: Any, b: Any, right: Any, out: Any, target: Any
-) -> None:
+@helper(SUMS)
+def mix_after(square, products, rows, b, right, out, target):
     """Add the sum over r >= s, or all r, of products[r, s] b_r to row s."""
     o0, ro, po = target
     b0, pb, kb, panels = right
@@ -340,8 +271,8 @@ def mix_after(
         multiply(products, left, b, along, out, goal, rows - r, True)
 
 
-@_helper(_SUMS)
-def clear(out: Any, target: Any, rows: Any, columns: Any) -> None:
+@helper(SUMS)
+def clear(out, target, rows, columns):
     """Make rows zero."""
     for r in range(rows):
         place = target[0] + r * target[1]

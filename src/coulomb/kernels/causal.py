@@ -9,8 +9,6 @@ each, once forwards for the queries and once backwards for the keys. Only the su
 before each span are stored. `_attention_rows.py` tells how arrays are laid out.
 """
 
-from typing import Any
-
 import numpy as np
 
 from coulomb.kernels.attention_rows import (
@@ -25,8 +23,8 @@ from coulomb.kernels.attention_rows import (
     key_features,
     key_row,
     key_slopes,
-    living,
-    living_rows,
+    mask_rows,
+    masked_rows,
     mix_after,
     mix_before,
     project,
@@ -35,11 +33,17 @@ from coulomb.kernels.attention_rows import (
     row_stride,
     start,
     triangle,
-    turn_panels,
     weighted_rows,
 )
-from coulomb.kernels.attention_tiles import PANEL, multiply, panels_of, turn
-from coulomb.kernels.loops import _SUMS, _entry, _exp, _helper
+from coulomb.kernels.gemm import (
+    PANEL,
+    copy_panels,
+    flip_panels,
+    multiply,
+    transpose_panels,
+)
+from coulomb.kernels.jit import SUMS, entry, helper
+from coulomb.kernels.math import exp
 
 _f = np.float32
 _ZERO, _ONE = _f(0), _f(1)
@@ -47,28 +51,18 @@ _ZERO, _ONE = _f(0), _f(1)
 SPAN = 6 * BLOCK
 
 
-@_helper(_SUMS)
-def _attend_block(
-    about: Any,
-    v: Any,
-    v0: Any,
-    rows: Any,
-    dim_v: Any,
-    n: Any,
-    features: Any,
-    work: Any,
-    kept: Any,
-) -> None:
+@helper(SUMS)
+def _attend_block(options, v, v0, rows, dim_v, n, features, work, kept):
     """Write numerators over normalisers of a block, and add its keys to S.
 
     `about` is whether it is a square, the first block, and the last.
     """
-    square, first, last = about
+    square, first, last = options
     e_q, q0, e_k, k0 = features
     values, products, turned_keys = work
     inverses, weights, sums, out, o0, ro = kept
     stride = row_stride(n)
-    turn(e_k, k0, stride, rows, n, _ONE, turned_keys)
+    transpose_panels(e_k, k0, stride, rows, n, _ONE, turned_keys)
     triangle(square, e_q, q0, stride, turned_keys, n, rows, products)
     weighted_rows(v, v0, weights, rows, dim_v, values)
     right, target = (0, n * PANEL, PANEL, dim_v // PANEL), (o0, ro, PANEL)
@@ -93,15 +87,13 @@ def _attend_block(
             out[c] *= inverse
 
 
-@_helper(_SUMS)
-def _attend_group(
-    about: Any, inputs: Any, shape: Any, group: Any, out: Any, work: Any, kept: Any
-) -> Any:
+@helper(SUMS)
+def _attend_group(options, inputs, shape, group, out, work, kept):
     """Attend in one group; give the largest exponent of keys, and if all was finite."""
-    favor, square = about
+    favor, square = options
     q, k, v, _, mask = inputs
     batch, length, _, dim, dim_v, n = shape
-    turned, alive, scratch_q, scratch_k, sums, z, small = work
+    panels, alive, scratch_q, scratch_k, sums, z, small = work
     kept_q, kept_k, inverses, weights, states = kept
     q0, k0, v0 = start(q, group, batch), start(k, group, batch), start(v, group, batch)
     o0, stride = start(out, group, batch), row_stride(n)
@@ -110,7 +102,7 @@ def _attend_group(
         least, most = half_squares(k, mask, group, batch, length, dim, weights)
         spread = max(most - least, _ZERO)
         for j in range(length):
-            weights[j] = _exp(least - weights[j])
+            weights[j] = exp(least - weights[j])
     sums[:], z[:] = _ZERO, _ZERO
     for r0 in range(0, length, BLOCK):
         rows = min(BLOCK, length - r0)
@@ -119,13 +111,13 @@ def _attend_group(
             state[:n], state[n:] = z, sums
         e_q, eq0 = (kept_q, r0 * stride) if kept_q.shape[0] else (scratch_q, 0)
         e_k, ek0 = (kept_k, r0 * stride) if kept_k.shape[0] else (scratch_k, 0)
-        project(q, q0 + r0 * q[1][2], rows, dim, turned, e_q, eq0, n)
+        project(q, q0 + r0 * q[1][2], rows, dim, panels, e_q, eq0, n)
         own, part = inverses[r0 : r0 + rows], weights[r0 : r0 + rows]
         for r in range(rows):
             good, own[r] = query_row(e_q, eq0 + r * stride, n, z)
             finite &= good
-        living(mask, group, batch, r0, rows, length, alive)
-        project(k, k0 + r0 * k[1][2], rows, dim, turned, e_k, ek0, n)
+        mask_rows(mask, group, batch, r0, rows, length, alive)
+        project(k, k0 + r0 * k[1][2], rows, dim, panels, e_k, ek0, n)
         largest = key_features(favor, e_k, ek0, n, rows, part, alive, z)
         high = max(high, largest)
         features = (e_q, eq0, e_k, ek0)
@@ -135,34 +127,25 @@ def _attend_group(
     return high + spread, finite
 
 
-@_helper(_SUMS)
-def _part(x: Any, group: Any, size: Any) -> Any:
+@helper(SUMS)
+def _part(x, group, size):
     """Take what belongs to a group, or nothing of nothing."""
     return x[group * size : (group + 1) * size] if x.shape[0] else x
 
 
-@_entry(_SUMS)
-def attend(
-    about: Any,
-    inputs: Any,
-    shape: Any,
-    kept: Any,
-    out: Any,
-    limit: Any,
-    first: Any,
-    end: Any,
-) -> Any:
+@entry(SUMS)
+def attend(options, inputs, shape, kept, out, limit, first, end):
     """Attend in the groups from `first` to `end`; give whether nothing was lost.
 
     Arguments as in `_attention_linear.attend`, but `about` says in the end whether it
     is a square, of at most one block, and `kept` receives features, one over the
     normalisers, weights, and z and S before each span but the first (if not empty).
     """
-    favor, scale = about[0], _f(about[1])
+    favor, scale = options[0], _f(options[1])
     batch, length, _, dim, dim_v, n = shape
     e_q, e_k, inverses, weights, states = kept
     stride = row_stride(n)
-    turned, alive = np.empty(n * dim, _f), np.empty(BLOCK, np.bool_)
+    panels, alive = np.empty(n * dim, _f), np.empty(BLOCK, np.bool_)
     scratch_q, scratch_k = np.empty(BLOCK * stride, _f), np.empty(BLOCK * stride, _f)
     sums, z = np.empty(n * dim_v, _f), np.empty(n, _f)
     small = (
@@ -170,12 +153,14 @@ def attend(
         np.empty(BLOCK * WIDE, _f),
         np.empty(BLOCK * n, _f),
     )
-    work = (turned, alive, scratch_q, scratch_k, sums, z, small)
+    work = (panels, alive, scratch_q, scratch_k, sums, z, small)
     later = (length - 1) // SPAN  # spans after the first
     for group in range(first, end):
         if group == first or group % batch == 0:
-            turn(inputs[3], group // batch * n * dim, dim, n, dim, scale, turned)
-            if not all_finite(turned):
+            transpose_panels(
+                inputs[3], group // batch * n * dim, dim, n, dim, scale, panels
+            )
+            if not all_finite(panels):
                 return False
         own = (
             _part(e_q, group, length * stride),
@@ -184,29 +169,19 @@ def attend(
             _part(weights, group, length),
             _part(states, group, later * n * (dim_v + 1)),
         )
-        kind = (favor, about[2])
+        kind = (favor, options[2])
         top, finite = _attend_group(kind, inputs, shape, group, out, work, own)
         if not (finite and top < limit):
             return False
     return True
 
 
-@_helper(_SUMS)
-def _grad_products(
-    square: Any,
-    v: Any,
-    v0: Any,
-    weights: Any,
-    g: Any,
-    dots: Any,
-    rows: Any,
-    dim: Any,
-    work: Any,
-) -> None:
+@helper(SUMS)
+def _grad_products(square, v, v0, weights, g, dots, rows, dim, work):
     """Write the gradient of the products of a block: g_r . v_s + c_r for s <= r."""
     values, turned_values, products = work
-    living_rows(v, v0, weights, rows, dim, values)
-    turn(values, 0, dim, rows, dim, _ONE, turned_values)
+    masked_rows(v, v0, weights, rows, dim, values)
+    transpose_panels(values, 0, dim, rows, dim, _ONE, turned_values)
     triangle(square, g, 0, dim, turned_values, dim, rows, products)
     for r in range(rows):
         end = rows if square else r + 1
@@ -214,10 +189,8 @@ def _grad_products(
             products[s] += dots[r]
 
 
-@_helper(_SUMS)
-def _span_queries(
-    problem: Any, group: Any, span: Any, spots: Any, work: Any, kept: Any, results: Any
-) -> None:
+@helper(SUMS)
+def _span_queries(problem, group, span, spots, work, kept, results):
     """Pull back through the queries of a span, from its first block to its last."""
     (square, scale, q, v), shape, (out, grad, grad_q) = problem
     batch, _, _, dim, dim_v, n = shape
@@ -250,7 +223,7 @@ def _span_queries(
         if r0 == 0:
             clear(slopes, target, rows, n)
         else:
-            turn_panels(sums, n, dim_v, turned_sums)
+            flip_panels(sums, n, dim_v, turned_sums)
             left, right = (0, dim_v, 1, rows), (0, dim_v * PANEL, PANEL, n // PANEL)
             multiply(g, left, turned_sums, right, slopes, target, dim_v, False)
         right = (e0, PANEL, stride, n // PANEL)
@@ -276,17 +249,8 @@ def _span_queries(
         multiply(e_k, (e0, 1, stride, n), values, right, sums, target, rows, True)
 
 
-@_helper(_SUMS)
-def _span_keys(
-    favor: Any,
-    problem: Any,
-    group: Any,
-    span: Any,
-    spots: Any,
-    work: Any,
-    kept: Any,
-    results: Any,
-) -> None:
+@helper(SUMS)
+def _span_keys(favor, problem, group, span, spots, work, kept, results):
     """Pull back through the keys of a span, from its last block to its first."""
     (square, scale, k, v), shape, (grad_k, grad_v) = problem
     batch, length, _, dim, dim_v, n = shape
@@ -307,13 +271,13 @@ def _span_keys(
         if last:
             clear(slopes, target, rows, n)
         else:
-            turn_panels(grad_sums, n, dim_v, turned_sums)
+            flip_panels(grad_sums, n, dim_v, turned_sums)
             left, right = (0, dim_v, 1, rows), (0, dim_v * PANEL, PANEL, n // PANEL)
             multiply(values, left, turned_sums, right, slopes, target, dim_v, False)
         right = (e0, PANEL, stride, n // PANEL)
         mix_after(square, products, rows, e_q, right, slopes, target)
         key_slopes(favor, scale, e_k, e0, n, rows, part, grad_z, slopes, totals)
-        turn(e_k, e0, stride, rows, n, _ONE, turned_keys)
+        transpose_panels(e_k, e0, stride, rows, n, _ONE, turned_keys)
         triangle(square, e_q, e0, stride, turned_keys, n, rows, products)
         gv = gv0 + r0 * grad_v[1][2]
         right = (0, n * PANEL, PANEL, dim_v // PANEL)
@@ -326,7 +290,7 @@ def _span_keys(
         right = (0, PANEL, dim_v, dim_v // PANEL)
         mix_after(square, products, rows, g, right, grad_v[0], target)
         place, gk = k0 + r0 * k[1][2], gk0 + r0 * grad_k[1][2]
-        living_rows(k, place, part, rows, dim, keys)
+        masked_rows(k, place, part, rows, dim, keys)
         own = (keys, (0, 0, dim))
         pull_rows(own, 0, grad_k, gk, rows, dim, n, slopes, position_panels, results)
         finish_keys(favor, part, totals, keys, (grad_k, gk, dim), (grad_v, gv, dim_v))
@@ -338,10 +302,8 @@ def _span_keys(
             add_features(e_q, e0 + r * stride, n, dots[r], grad_z)
 
 
-@_helper(_SUMS)
-def _span_features(
-    inputs: Any, shape: Any, group: Any, span: Any, turned: Any, spots: Any, own: Any
-) -> None:
+@helper(SUMS)
+def _span_features(inputs, shape, group, span, panels, spots, own):
     """Evaluate the features of a span again."""
     q, k, _, _, _ = inputs
     batch, _, _, dim, _, n = shape
@@ -349,8 +311,8 @@ def _span_features(
     stride, rows, ones = row_stride(n), span[1] - span[0], np.ones(n, _f)
     q0 = start(q, group, batch) + span[0] * q[1][2]
     k0 = start(k, group, batch) + span[0] * k[1][2]
-    project(q, q0, rows, dim, turned, e_q, 0, n)
-    project(k, k0, rows, dim, turned, e_k, 0, n)
+    project(q, q0, rows, dim, panels, e_q, 0, n)
+    project(k, k0, rows, dim, panels, e_k, 0, n)
     for r in range(rows):
         query_row(e_q, r * stride, n, ones)
         if own[span[0] + r] > _ZERO:
@@ -359,25 +321,16 @@ def _span_features(
             e_k[r * stride :][:n] = _ZERO
 
 
-@_entry(_SUMS)
-def attend_back(
-    about: Any,
-    inputs: Any,
-    shape: Any,
-    kept: Any,
-    outputs: Any,
-    grads: Any,
-    first: Any,
-    end: Any,
-) -> None:
+@entry(SUMS)
+def attend_back(options, inputs, shape, kept, outputs, grads, first, end):
     """Pull a gradient back; arguments as in `_attention_linear.attend_back`."""
-    favor, scale = about[0], _f(about[1])
+    favor, scale = options[0], _f(options[1])
     q, k, v, positions, _ = inputs
     batch, length, _, dim, dim_v, n = shape
     e_q, e_k, inverses, weights, states = kept
     grad_q, grad_k, grad_v, grad_positions = grads
     stride, size = row_stride(n), n * (dim_v + 1)
-    turned, position_panels = np.empty(n * dim, _f), np.empty(n * dim, _f)
+    panels, position_panels = np.empty(n * dim, _f), np.empty(n * dim, _f)
     sums, grad_sums = np.empty(n * dim_v, _f), np.empty(n * dim_v, _f)
     z, grad_z = np.empty(n, _f), np.empty(n, _f)
     deep = 0 if e_q.shape[0] else min(SPAN, length)
@@ -401,8 +354,8 @@ def attend_back(
     for group in range(first, end):
         begin = group // batch * n * dim
         if group == first or group % batch == 0:
-            turn(positions, begin, dim, n, dim, scale, turned)
-            panels_of(positions, begin, dim, n, dim, position_panels)
+            transpose_panels(positions, begin, dim, n, dim, scale, panels)
+            copy_panels(positions, begin, dim, n, dim, position_panels)
         own = _part(grad_positions, group // batch, n * dim)
         weight = _part(weights, group, length)
         grad_sums[:], grad_z[:] = _ZERO, _ZERO
@@ -420,10 +373,14 @@ def attend_back(
             spots = (kept_q, kept_k, 0)
             if deep:
                 spots = (scratch_q, scratch_k, span[0])
-                _span_features(inputs, shape, group, span, turned, spots, weight)
-            problem = ((about[2], scale, q, v), shape, (outputs[0], outputs[1], grad_q))
+                _span_features(inputs, shape, group, span, panels, spots, weight)
+            problem = (
+                (options[2], scale, q, v),
+                shape,
+                (outputs[0], outputs[1], grad_q),
+            )
             sides = (_part(inverses, group, length), weight, sums, z)
             _span_queries(problem, group, span, spots, work, sides, own)
-            keyed = ((about[2], scale, k, v), shape, (grad_k, grad_v))
+            keyed = ((options[2], scale, k, v), shape, (grad_k, grad_v))
             others = (weight, grad_sums, grad_z, keys, totals, turned_keys)
             _span_keys(favor, keyed, group, span, spots, work, others, own)

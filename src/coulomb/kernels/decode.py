@@ -6,20 +6,18 @@ are those of each head, or of one for all.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 
-from coulomb.kernels.loops import _SUMS, _entry, _exp, _helper
+from coulomb.kernels.jit import SUMS, entry, helper
+from coulomb.kernels.math import exp, exp_row
 
 _f = np.float32
 _ZERO, _ONE, _HALF = _f(0), _f(1), _f(0.5)
 
 
-@_helper(_SUMS)
-def _project(
-    positions: Any, head: Any, scale: Any, q: Any, k: Any, a_q: Any, a_k: Any
-) -> None:
+@helper(SUMS)
+def _project(positions, head, scale, q, k, a_q, a_k):
     dim = q.shape[0]
     for c in range(a_q.shape[0]):
         row, left, right = positions[head, c], _ZERO, _ZERO
@@ -29,28 +27,15 @@ def _project(
         a_q[c], a_k[c] = scale * left, scale * right
 
 
-# As long as there is no nan; with one, everything is nan all the same.
-@_helper(_SUMS | {"nnan"})
-def _largest(row: Any) -> Any:
-    top = row[0]
-    for c in range(row.shape[0]):
-        top = max(top, row[c])
-    return top
-
-
-@_helper(_SUMS)
-def _softmax(row: Any, scale: Any) -> None:
-    top, total = _largest(row), _ZERO
-    for c in range(row.shape[0]):
-        row[c] = _exp(row[c] - top)
-        total += row[c]
-    inverse = scale / total
+@helper(SUMS)
+def _softmax(row, scale):
+    inverse = scale / exp_row(row, _ONE)
     for c in range(row.shape[0]):
         row[c] *= inverse
 
 
-@_helper(_SUMS | {"nnan"})
-def _favor(k: Any, a_q: Any, a_k: Any, shift: Any, higher: Any, factors: Any) -> None:
+@helper(SUMS | {"nnan"})
+def _favor(k, a_q, a_k, shift, higher, factors):
     """Turn exponents into features of query and key, at a shift that may rise."""
     half = _ZERO
     for d in range(k.shape[0]):
@@ -59,14 +44,14 @@ def _favor(k: Any, a_q: Any, a_k: Any, shift: Any, higher: Any, factors: Any) ->
     for c in range(a_q.shape[0]):
         key = a_k[c] - half
         higher[c] = max(shift[c], key)
-        factors[c] = _exp(shift[c] - higher[c])
-        a_k[c] = _exp(key - higher[c])
+        factors[c] = exp(shift[c] - higher[c])
+        a_k[c] = exp(key - higher[c])
         a_q[c] += higher[c]
     _softmax(a_q, _ONE)
 
 
-@_helper(_SUMS)
-def _step(old: Any, factors: Any, phi_q: Any, phi_k: Any, value: Any, new: Any) -> Any:
+@helper(SUMS)
+def _step(old, factors, phi_q, phi_k, value, new):
     """Add the token to a row of the sums; give the product with the query."""
     total = _ZERO
     for c in range(old.shape[0]):
@@ -76,23 +61,14 @@ def _step(old: Any, factors: Any, phi_q: Any, phi_k: Any, value: Any, new: Any) 
     return total
 
 
-@_entry(_SUMS)
-def decode(
-    about: Any,
-    positions: Any,
-    token: Any,
-    state: Any,
-    after: Any,
-    out: Any,
-    first: Any,
-    end: Any,
-) -> None:
+@entry(SUMS)
+def decode(options, positions, token, state, after, out, first, end):
     """Add one token to the states from `first` to `end`; attend to all tokens so far.
 
     `about` is whether the map is favor and the factor of the particles; `token` holds
     q, k and v, `state` and `after` sums and shifts.
     """
-    favor, scale = about[0], _f(about[1])
+    favor, scale = options[0], _f(options[1])
     q, k, v = token
     sums, shift = state
     new_sums, new_shift = after

@@ -5,11 +5,11 @@ hash of a key and the number of the element, so that the pass back knows it agai
 """
 
 import math
-from typing import Any
 
 import numpy as np
 
-from coulomb.kernels.loops import _EXACT, _SUMS, _entry, _exp, _helper
+from coulomb.kernels.jit import EXACT, SUMS, entry, helper
+from coulomb.kernels.math import exp
 
 _f, _u = np.float32, np.uint32
 _FIRST, _SECOND = _u(0x7FEB352D), _u(0x846CA68B)
@@ -17,8 +17,8 @@ _16, _15 = _u(16), _u(15)
 _ZERO, _ONE, _HALF = _f(0), _f(1), _f(0.5)
 
 
-@_helper(_EXACT)
-def _level(index: Any, key: Any) -> Any:
+@helper(EXACT)
+def _level(index, key):
     """Hash an element to one of 65536 levels."""
     x = _u(_u(index) + key)
     x = _u(_u(x ^ _u(x >> _16)) * _FIRST)
@@ -26,8 +26,8 @@ def _level(index: Any, key: Any) -> Any:
     return _u(_u(x ^ _u(x >> _16)) >> _16)
 
 
-@_helper(_SUMS)
-def _drop_row(row: Any, start: Any, key: Any, threshold: Any, scale: Any) -> None:
+@helper(SUMS)
+def _drop_row(row, start, key, threshold, scale):
     """Drop elements of a row whose first is element `start` of the array."""
     base = _u(start)
     for c in range(row.shape[0]):
@@ -35,8 +35,8 @@ def _drop_row(row: Any, start: Any, key: Any, threshold: Any, scale: Any) -> Non
         row[c] = row[c] * scale if kept else _ZERO
 
 
-@_helper(_SUMS)
-def _norm_row(row: Any, gain: Any, shift: Any, eps: Any, out: Any) -> Any:
+@helper(SUMS)
+def _norm_row(row, gain, shift, eps, out):
     """Normalise a row in place, write gain and shift applied to `out`."""
     width = row.shape[0]
     total = _ZERO
@@ -54,16 +54,8 @@ def _norm_row(row: Any, gain: Any, shift: Any, eps: Any, out: Any) -> Any:
     return scale
 
 
-@_helper(_SUMS)
-def _norm_row_back(
-    grad: Any,
-    normal: Any,
-    scale: Any,
-    gain: Any,
-    grad_gain: Any,
-    grad_shift: Any,
-    out: Any,
-) -> None:
+@helper(SUMS)
+def _norm_row_back(grad, normal, scale, gain, grad_gain, grad_shift, out):
     """Pull a gradient back through `_norm_row`; add to those of gain and shift."""
     width = grad.shape[0]
     first, second = _ZERO, _ZERO
@@ -80,18 +72,8 @@ def _norm_row_back(
         out[c] = scale * (grad[c] * gain[c] - first - normal[c] * second)
 
 
-@_entry(_SUMS)
-def add_rows(
-    y: Any,
-    bias: Any,
-    residual: Any,
-    gain: Any,
-    shift: Any,
-    eps: Any,
-    drop: Any,
-    out: Any,
-    scales: Any,
-) -> None:
+@entry(SUMS)
+def add_rows(y, bias, residual, gain, shift, eps, drop, out, scales):
     """Out = norm(residual + drop(y + bias)); `y` becomes what the norm gave.
 
     Without a gain there is no norm, and `y` is left as it was.
@@ -113,17 +95,8 @@ def add_rows(
                 new[c] = row[c] + old[c]
 
 
-@_entry(_SUMS)
-def add_rows_back(
-    grad: Any,
-    normal: Any,
-    scales: Any,
-    gain: Any,
-    drop: Any,
-    grad_sums: Any,
-    grad_residual: Any,
-    grad_y: Any,
-) -> None:
+@entry(SUMS)
+def add_rows_back(grad, normal, scales, gain, drop, grad_sums, grad_residual, grad_y):
     """Pull a gradient back through `add_rows`; sums are those of bias, gain, shift."""
     key, threshold, scale = _u(drop[0]), _u(drop[1]), _f(drop[2])
     width = grad.shape[1]
@@ -145,20 +118,10 @@ def add_rows_back(
             bias_sum[c] += passed[c]
 
 
-@_entry(_SUMS)
+@entry(SUMS)
 def embed_rows(
-    token_ids: Any,
-    positions: Any,
-    table: Any,
-    places: Any,
-    gain: Any,
-    shift: Any,
-    eps: Any,
-    drop: Any,
-    out: Any,
-    normal: Any,
-    scales: Any,
-) -> None:
+    token_ids, positions, table, places, gain, shift, eps, drop, out, normal, scales
+):
     """Out = drop(norm(table[id] + places[position])); `places` may be empty."""
     key, threshold, scale = _u(drop[0]), _u(drop[1]), _f(drop[2])
     width = table.shape[1]
@@ -176,19 +139,19 @@ def embed_rows(
             _drop_row(new, t * width, key, threshold, scale)
 
 
-@_entry(_SUMS)
+@entry(SUMS)
 def embed_rows_back(
-    grad: Any,
-    token_ids: Any,
-    positions: Any,
-    normal: Any,
-    scales: Any,
-    gain: Any,
-    drop: Any,
-    grad_table: Any,
-    grad_places: Any,
-    grad_sums: Any,
-) -> None:
+    grad,
+    token_ids,
+    positions,
+    normal,
+    scales,
+    gain,
+    drop,
+    grad_table,
+    grad_places,
+    grad_sums,
+):
     """Pull a gradient back through `embed_rows`, adding to rows of both tables."""
     key, threshold, scale = _u(drop[0]), _u(drop[1]), _f(drop[2])
     width = grad.shape[1]
@@ -220,21 +183,21 @@ _A4, _A5 = _f(-1.453152027), _f(1.061405429)
 _DENSITY = _f(1 / math.sqrt(2 * math.pi))
 
 
-@_helper(_SUMS)
-def _gelu_row(row: Any, bias: Any, out: Any) -> None:
+@helper(SUMS)
+def _gelu_row(row, bias, out):
     """Out = gelu(row + bias), and `row` becomes the slope there."""
     for c in range(row.shape[0]):
         x = row[c] + bias[c]
         t = _ONE / (_ONE + _P * abs(x))
-        bell = _exp(-_HALF * x * x)
+        bell = exp(-_HALF * x * x)
         tail = t * (_A1 + t * (_A2 + t * (_A3 + t * (_A4 + t * _A5)))) * bell * _HALF
         share = tail if x < _ZERO else _ONE - tail
         out[c] = x * share
         row[c] = share + x * bell * _DENSITY
 
 
-@_entry(_SUMS)
-def gelu_rows(h: Any, bias: Any, drop: Any, out: Any) -> None:
+@entry(SUMS)
+def gelu_rows(h, bias, drop, out):
     """Out = drop(gelu(h + bias)); `h` becomes the slope of that."""
     key, threshold, scale = _u(drop[0]), _u(drop[1]), _f(drop[2])
     width = h.shape[1]
@@ -250,8 +213,8 @@ def gelu_rows(h: Any, bias: Any, drop: Any, out: Any) -> None:
                 row[c] *= factor
 
 
-@_entry(_SUMS)
-def slope_rows(grad: Any, slope: Any, total: Any) -> None:
+@entry(SUMS)
+def slope_rows(grad, slope, total):
     """Multiply a gradient with slopes in place, and add up its rows."""
     for t in range(grad.shape[0]):
         row, factor = grad[t], slope[t]
@@ -260,16 +223,16 @@ def slope_rows(grad: Any, slope: Any, total: Any) -> None:
             total[c] += row[c]
 
 
-@_entry(_SUMS)
-def drop_rows(x: Any, drop: Any) -> None:
+@entry(SUMS)
+def drop_rows(x, drop):
     """Drop elements of `x` in place."""
     key, threshold, scale = _u(drop[0]), _u(drop[1]), _f(drop[2])
     for t in range(x.shape[0]):
         _drop_row(x[t], t * x.shape[1], key, threshold, scale)
 
 
-@_entry(_SUMS)
-def pool_rows(x: Any, weights: Any, bounds: Any, out: Any) -> None:
+@entry(SUMS)
+def pool_rows(x, weights, bounds, out):
     """Add up weights[t] x[t] over the rows of each sequence."""
     for s in range(out.shape[0]):
         total = out[s]
@@ -281,8 +244,8 @@ def pool_rows(x: Any, weights: Any, bounds: Any, out: Any) -> None:
                 total[c] += weight * row[c]
 
 
-@_entry(_SUMS)
-def pool_rows_back(grad: Any, weights: Any, bounds: Any, out: Any) -> None:
+@entry(SUMS)
+def pool_rows_back(grad, weights, bounds, out):
     """Pull a gradient back through `pool_rows`."""
     for s in range(grad.shape[0]):
         row = grad[s]

@@ -3,8 +3,6 @@
 `_attention_rows.py` tells what is computed, and how arrays are laid out.
 """
 
-from typing import Any
-
 import numpy as np
 
 from coulomb.kernels.attention_rows import (
@@ -16,45 +14,49 @@ from coulomb.kernels.attention_rows import (
     key_features,
     key_row,
     key_slopes,
-    living,
-    living_rows,
+    mask_rows,
+    masked_rows,
     project,
     pull_rows,
     query_row,
     row_stride,
     start,
-    turn_panels,
     weighted_rows,
 )
-from coulomb.kernels.attention_tiles import PANEL, multiply, panels_of, turn
-from coulomb.kernels.loops import _SUMS, _entry, _exp, _helper
+from coulomb.kernels.gemm import (
+    PANEL,
+    copy_panels,
+    flip_panels,
+    multiply,
+    transpose_panels,
+)
+from coulomb.kernels.jit import SUMS, entry, helper
+from coulomb.kernels.math import exp
 
 _f = np.float32
 _ZERO, _ONE = _f(0), _f(1)
 
 
-@_helper(_SUMS)
-def _sum_keys(
-    favor: Any, k: Any, v: Any, mask: Any, shape: Any, group: Any, work: Any, kept: Any
-) -> Any:
+@helper(SUMS)
+def _sum_keys(favor, k, v, mask, shape, group, work, kept):
     """Sum over the keys of a group; give the largest exponent and the range of c."""
     batch, _, m, dim, dim_v, n = shape
-    turned, values, alive, scratch = work
+    panels, values, alive, scratch = work
     features, weights, sums, z = kept
     k0, v0, spread, top = start(k, group, batch), start(v, group, batch), _ZERO, _ZERO
     if favor:
         least, most = half_squares(k, mask, group, batch, m, dim, weights)
         spread = max(most - least, _ZERO)
         for j in range(m):
-            weights[j] = _exp(least - weights[j])
+            weights[j] = exp(least - weights[j])
     stride = row_stride(n)
     for r0 in range(0, m, BLOCK):
         rows = min(BLOCK, m - r0)
-        if not living(mask, group, batch, r0, rows, m, alive):
+        if not mask_rows(mask, group, batch, r0, rows, m, alive):
             weights[r0 : r0 + rows] = _ZERO
             continue
         e, e0 = (features, r0 * stride) if features.shape[0] else (scratch, 0)
-        project(k, k0 + r0 * k[1][2], rows, dim, turned, e, e0, n)
+        project(k, k0 + r0 * k[1][2], rows, dim, panels, e, e0, n)
         part = weights[r0 : r0 + rows]
         top = max(top, key_features(favor, e, e0, n, rows, part, alive, z))
         weighted_rows(v, v0 + r0 * v[1][2], part, rows, dim_v, values)
@@ -64,20 +66,18 @@ def _sum_keys(
     return top, spread
 
 
-@_helper(_SUMS)
-def _apply_queries(
-    q: Any, out: Any, shape: Any, group: Any, work: Any, kept: Any
-) -> Any:
+@helper(SUMS)
+def _apply_queries(q, out, shape, group, work, kept):
     """Apply the sums to the queries of a group; give whether all was finite."""
     batch, length, _, dim, dim_v, n = shape
-    turned, scratch = work
+    panels, scratch = work
     features, inverses, sums, z = kept
     q0, o0 = start(q, group, batch), start(out, group, batch)
     stride, finite = row_stride(n), True
     for r0 in range(0, length, BLOCK):
         rows = min(BLOCK, length - r0)
         e, e0 = (features, r0 * stride) if features.shape[0] else (scratch, 0)
-        project(q, q0 + r0 * q[1][2], rows, dim, turned, e, e0, n)
+        project(q, q0 + r0 * q[1][2], rows, dim, panels, e, e0, n)
         for r in range(rows):
             good, total = query_row(e, e0 + r * stride, n, z)
             finite &= good
@@ -95,17 +95,8 @@ def _apply_queries(
     return finite
 
 
-@_entry(_SUMS)
-def attend(
-    about: Any,
-    inputs: Any,
-    shape: Any,
-    kept: Any,
-    out: Any,
-    limit: Any,
-    first: Any,
-    end: Any,
-) -> Any:
+@entry(SUMS)
+def attend(options, inputs, shape, kept, out, limit, first, end):
     """Attend in the groups from `first` to `end`; give whether nothing was lost.
 
     `about` is whether weights are favor's and the factor of the particles; `inputs`
@@ -114,24 +105,26 @@ def attend(
     features of queries and keys (if not empty), one over the normalisers, weights, S
     and z.
     """
-    favor, scale = about[0], _f(about[1])
+    favor, scale = options[0], _f(options[1])
     q, k, v, positions, mask = inputs
     batch, length, m, dim, dim_v, n = shape
     e_q, e_k, inverses, weights, sums, z = kept
     stride, size = row_stride(n), n * dim_v
-    turned = np.empty(n * dim, _f)
+    panels = np.empty(n * dim, _f)
     values, alive = np.empty(BLOCK * dim_v, _f), np.empty(BLOCK, np.bool_)
     scratch = np.empty(BLOCK * stride, _f)
     for group in range(first, end):
         if group == first or group % batch == 0:
-            turn(positions, group // batch * n * dim, dim, n, dim, scale, turned)
-            if not all_finite(turned):
+            transpose_panels(
+                positions, group // batch * n * dim, dim, n, dim, scale, panels
+            )
+            if not all_finite(panels):
                 return False
         total, part = z[group * n : (group + 1) * n], sums[group * size :][:size]
         total[:], part[:] = _ZERO, _ZERO
         own = weights[group * m : (group + 1) * m]
         kept_k = e_k[group * m * stride :][: m * stride] if e_k.shape[0] else e_k
-        work = (turned, values, alive, scratch)
+        work = (panels, values, alive, scratch)
         high, spread = _sum_keys(
             favor, k, v, mask, shape, group, work, (kept_k, own, part, total)
         )
@@ -142,26 +135,16 @@ def attend(
             e_q[group * length * stride :][: length * stride] if e_q.shape[0] else e_q
         )
         held = (kept_q, own, part, total)
-        if not _apply_queries(q, out, shape, group, (turned, scratch), held):
+        if not _apply_queries(q, out, shape, group, (panels, scratch), held):
             return False
     return True
 
 
-@_helper(_SUMS)
-def _pull_queries(
-    q: Any,
-    out: Any,
-    grad: Any,
-    grad_q: Any,
-    shape: Any,
-    group: Any,
-    work: Any,
-    kept: Any,
-    results: Any,
-) -> None:
+@helper(SUMS)
+def _pull_queries(q, out, grad, grad_q, shape, group, work, kept, results):
     """Pull back through the queries of a group, and add to the gradients of S and z."""
     batch, length, _, dim, dim_v, n = shape
-    scale, turned, turned_sums, position_panels, scratch, slopes, small = work
+    scale, panels, turned_sums, position_panels, scratch, slopes, small = work
     features, inverses, z = kept
     grad_sums, grad_z, grad_positions = results
     g_rows, dots = small
@@ -174,7 +157,7 @@ def _pull_queries(
         e, e0, place = features, r0 * stride, q0 + r0 * q[1][2]
         if not features.shape[0]:
             e, e0 = scratch, 0
-            project(q, place, rows, dim, turned, e, e0, n)
+            project(q, place, rows, dim, panels, e, e0, n)
             for r in range(rows):
                 query_row(e, r * stride, n, ones)
         begin = (o0 + r0 * out[1][2], g0 + r0 * grad[1][2])
@@ -199,29 +182,18 @@ def _pull_queries(
         )  # fmt: skip
 
 
-@_helper(_SUMS)
-def _pull_keys(
-    favor: Any,
-    k: Any,
-    v: Any,
-    grad_k: Any,
-    grad_v: Any,
-    shape: Any,
-    group: Any,
-    work: Any,
-    kept: Any,
-    results: Any,
-) -> None:
+@helper(SUMS)
+def _pull_keys(favor, k, v, grad_k, grad_v, shape, group, work, kept, results):
     """Pull back through the keys and values of a group."""
     batch, _, m, dim, dim_v, n = shape
-    scale, turned, turned_sums, position_panels, scratch, slopes, small = work
+    scale, panels, turned_sums, position_panels, scratch, slopes, small = work
     features, weights = kept
     grad_sums, grad_z, grad_positions = results
     values, keys, totals = small
     stride = row_stride(n)
     k0, v0 = start(k, group, batch), start(v, group, batch)
     gk0, gv0 = start(grad_k, group, batch), start(grad_v, group, batch)
-    turn_panels(grad_sums, n, dim_v, turned_sums)
+    flip_panels(grad_sums, n, dim_v, turned_sums)
     for r0 in range(0, m, BLOCK):
         rows = min(BLOCK, m - r0)
         own = weights[r0 : r0 + rows]
@@ -234,12 +206,12 @@ def _pull_keys(
             continue
         if not features.shape[0]:
             e, e0 = scratch, 0
-            project(k, place, rows, dim, turned, e, e0, n)
+            project(k, place, rows, dim, panels, e, e0, n)
             for r in range(rows):
                 if own[r] > _ZERO:
                     key_row(e, r * stride, n)
-        living_rows(v, v0 + r0 * v[1][2], own, rows, dim_v, values)
-        living_rows(k, place, own, rows, dim, keys)
+        masked_rows(v, v0 + r0 * v[1][2], own, rows, dim_v, values)
+        masked_rows(k, place, own, rows, dim, keys)
         for r in range(rows):
             if not own[r] > _ZERO:
                 e[e0 + r * stride :][:n] = _ZERO
@@ -259,17 +231,8 @@ def _pull_keys(
         finish_keys(favor, own, totals, keys, (grad_k, gk, dim), (grad_v, gv, dim_v))
 
 
-@_entry(_SUMS)
-def attend_back(
-    about: Any,
-    inputs: Any,
-    shape: Any,
-    kept: Any,
-    outputs: Any,
-    grads: Any,
-    first: Any,
-    end: Any,
-) -> None:
+@entry(SUMS)
+def attend_back(options, inputs, shape, kept, outputs, grads, first, end):
     """Pull a gradient back in the groups from `first` to `end`.
 
     `outputs` holds the output and its gradient, `grads` those of q, k and v, each with
@@ -277,13 +240,13 @@ def attend_back(
     belong to one thread: with a gradient of theirs, `first` and `end` are multiples of
     the batch.
     """
-    favor, scale = about[0], _f(about[1])
+    favor, scale = options[0], _f(options[1])
     q, k, v, positions, _ = inputs
     batch, length, m, dim, dim_v, n = shape
     e_q, e_k, inverses, weights, sums, z = kept
     grad_q, grad_k, grad_v, grad_positions = grads
     stride, size = row_stride(n), n * dim_v
-    turned, position_panels = np.empty(n * dim, _f), np.empty(n * dim, _f)
+    panels, position_panels = np.empty(n * dim, _f), np.empty(n * dim, _f)
     turned_sums, grad_sums, grad_z = (
         np.empty(size, _f),
         np.empty(size, _f),
@@ -295,15 +258,15 @@ def attend_back(
     for group in range(first, end):
         begin = group // batch * n * dim
         if group == first or group % batch == 0:
-            turn(positions, begin, dim, n, dim, scale, turned)
-            panels_of(positions, begin, dim, n, dim, position_panels)
+            transpose_panels(positions, begin, dim, n, dim, scale, panels)
+            copy_panels(positions, begin, dim, n, dim, position_panels)
         own = grad_positions
         if own.shape[0]:
             own = own[begin : begin + n * dim]
-        turn_panels(sums[group * size :][:size], n, dim_v, turned_sums)
+        flip_panels(sums[group * size :][:size], n, dim_v, turned_sums)
         grad_sums[:], grad_z[:] = _ZERO, _ZERO
         results = (grad_sums, grad_z, own)
-        work = (scale, turned, turned_sums, position_panels, scratch, slopes)
+        work = (scale, panels, turned_sums, position_panels, scratch, slopes)
         kept_q = (
             e_q[group * length * stride :][: length * stride] if e_q.shape[0] else e_q
         )

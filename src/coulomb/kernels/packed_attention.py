@@ -11,30 +11,35 @@ keys of a sentence have a scalar rest.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 
-from coulomb.kernels.loops import _SUMS, _entry, _helper
-from coulomb.kernels.maps import exp_row
-from coulomb.kernels.packed_blocks import mix, products
+from coulomb.kernels.gemm import mix, products
+from coulomb.kernels.jit import SUMS, entry, helper
+from coulomb.kernels.math import exp_row
 
 _f = np.float32
 _ZERO, _ONE = _f(0), _f(1)
 _LANES = 8
 
 
-@_helper(_SUMS)
-def _padded(n: Any) -> Any:
+@helper(SUMS)
+def _padded(n):
     return (n + _LANES - 1) // _LANES * _LANES
 
 
-@_helper(_SUMS)
-def _blocks(bounds: Any) -> Any:
-    """Two square blocks for the longest sequence, and two rows."""
+@helper(SUMS)
+def _longest(bounds):
     longest = 0
     for s in range(bounds.shape[0] - 1):
         longest = max(longest, bounds[s + 1] - bounds[s])
+    return longest
+
+
+@helper(SUMS)
+def _blocks(bounds):
+    """Two square blocks for the longest sequence, and two rows."""
+    longest = _longest(bounds)
     wide = _padded(longest)
     return (
         np.zeros((longest, wide), _f),
@@ -44,8 +49,8 @@ def _blocks(bounds: Any) -> Any:
     )
 
 
-@_helper(_SUMS)
-def _matrix(matrices: Any, offset: Any, head: Any, n: Any, spare: Any) -> Any:
+@helper(SUMS)
+def _matrix(matrices, offset, head, n, spare):
     """Where N of a head and a sequence is kept, or a spare block."""
     if matrices.shape[0] == 0:
         return spare
@@ -54,8 +59,8 @@ def _matrix(matrices: Any, offset: Any, head: Any, n: Any, spare: Any) -> Any:
     return matrices[begin : begin + n * columns].reshape(n, columns)
 
 
-@_helper(_SUMS)
-def _take(x: Any, i0: Any, n: Any, out: Any) -> None:
+@helper(SUMS)
+def _take(x, i0, n, out):
     """Copy n elements, zero up to the padded length."""
     for j in range(n):
         out[j] = x[i0 + j]
@@ -63,8 +68,8 @@ def _take(x: Any, i0: Any, n: Any, out: Any) -> None:
         out[j] = _ZERO
 
 
-@_helper(_SUMS)
-def weigh(row: Any, weights: Any, n: Any, out: Any) -> Any:
+@helper(SUMS)
+def _weigh(row, weights, n, out):
     """Write row times weights over their sum; give one over the sum, or zero."""
     total = _ZERO
     for j in range(_padded(n)):
@@ -78,23 +83,40 @@ def weigh(row: Any, weights: Any, n: Any, out: Any) -> Any:
     return inverse
 
 
-@_helper(_SUMS)
-def dot(a: Any, b: Any) -> Any:
-    """Multiply two rows."""
+@helper(SUMS)
+def _dot(a, b, i, c0, width):
+    """Multiply row i of two matrices, `width` columns from c0 on."""
     total = _ZERO
-    for c in range(a.shape[0]):
-        total += a[c] * b[c]
+    for c in range(c0, c0 + width):
+        total += a[i, c] * b[i, c]
     return total
 
 
-@_entry(_SUMS)
-def attend_features(
-    features: Any,
-    values: Any,
-    places: Any,
-    kept: Any,
-    out: Any,
-) -> None:
+@helper(SUMS)
+def _softmax_rows(scores, n, m, scale, ones, out):
+    """Write the softmax over m columns of n rows; `out` may be the same block."""
+    for j in range(_padded(m)):
+        ones[j] = _ONE if j < m else _ZERO
+    for i in range(n):
+        row = scores[i, : _padded(m)]
+        for j in range(m, _padded(m)):
+            row[j] = row[0]
+        exp_row(row, scale)
+        _weigh(row, ones, m, out[i])
+
+
+@helper(SUMS)
+def _softmax_rows_back(known, grad, out, i0, c0, dim, n, m, scale, rows):
+    """Turn gradients of rows of the softmax, `known`, into those of scores."""
+    for i in range(n):
+        mean = _dot(grad, out, i0 + i, c0, dim)
+        row, share = rows[i], known[i]
+        for j in range(_padded(m)):
+            row[j] = scale * share[j] * (row[j] - mean)
+
+
+@entry(SUMS)
+def attend_features(features, values, places, kept, out):
     """Attend inside every sequence with given features.
 
     `features` holds those of queries and of keys, the latter empty if they are the
@@ -123,20 +145,12 @@ def attend_features(
             _take(key_weights, i0, n, weights)
             block = _matrix(matrices, offsets[s], head, n, spare)
             for i in range(n):
-                inverses[i0 + i] = weigh(scratch[i], weights, n, block[i])
+                inverses[i0 + i] = _weigh(scratch[i], weights, n, block[i])
             mix(block, False, n, v, t0, cv + column, n, dim, out, t0, column)
 
 
-@_helper(_SUMS)
-def _pull_row(
-    row: Any,
-    known: Any,
-    mean: Any,
-    inverse: Any,
-    weights: Any,
-    n: Any,
-    extras: Any,
-) -> None:
+@helper(SUMS)
+def _pull_row(row, known, mean, inverse, weights, n, extras):
     """Turn a row of dN into one of the gradient of the products.
 
     `extras[j]` is lowered by w_j times the gradient of w_j.
@@ -147,16 +161,8 @@ def _pull_row(
         row[j] = g * inverse * weights[j]
 
 
-@_entry(_SUMS)
-def attend_features_back(
-    features: Any,
-    values: Any,
-    places: Any,
-    kept: Any,
-    out: Any,
-    grad: Any,
-    grads: Any,
-) -> None:
+@entry(SUMS)
+def attend_features_back(features, values, places, kept, out, grad, grads):
     """Pull a gradient back through `attend_features`.
 
     `grads` holds those of the features of queries and keys (the latter empty if they
@@ -184,7 +190,7 @@ def attend_features_back(
             for j in range(n):
                 extras[j] = _ZERO
             for i in range(n):
-                mean = dot(grad[t0 + i, c0 : c0 + dim], out[t0 + i, c0 : c0 + dim])
+                mean = _dot(grad, out, t0 + i, c0, dim)
                 inverse = inverses[i0 + i]
                 _pull_row(scratch[i], block[i], mean, inverse, weights, n, extras)
             for j in range(n):
@@ -201,10 +207,8 @@ def attend_features_back(
             mix(scratch, False, n, other, i0, 0, n, width, grad_q, i0, 0)
 
 
-@_entry(_SUMS)
-def attend_softmax(
-    heads: Any, joint: Any, places: Any, matrices: Any, out: Any
-) -> None:
+@entry(SUMS)
+def attend_softmax(heads, joint, places, matrices, out):
     """Softmax attention; `joint` has queries, keys and values side by side."""
     bounds, offsets = places
     width = out.shape[1]
@@ -218,27 +222,12 @@ def attend_softmax(
             t0, n = bounds[s], bounds[s + 1] - bounds[s]
             block = _matrix(matrices, offsets[s], head, n, spare)
             products(joint, t0, q, n, joint, t0, k, n, dim, False, scratch)
-            for j in range(_padded(n)):
-                ones[j] = _ONE if j < n else _ZERO
-            for i in range(n):
-                row = scratch[i, : _padded(n)]
-                for j in range(n, _padded(n)):
-                    row[j] = row[0]
-                exp_row(row, scale)
-                weigh(row, ones, n, block[i])
+            _softmax_rows(scratch, n, n, scale, ones, block)
             mix(block, False, n, joint, t0, v, n, dim, out, t0, q)
 
 
-@_entry(_SUMS)
-def attend_softmax_back(
-    heads: Any,
-    joint: Any,
-    places: Any,
-    matrices: Any,
-    out: Any,
-    grad: Any,
-    grad_joint: Any,
-) -> None:
+@entry(SUMS)
+def attend_softmax_back(heads, joint, places, matrices, out, grad, grad_joint):
     """Pull a gradient back through `attend_softmax`."""
     bounds, offsets = places
     width = out.shape[1]
@@ -253,10 +242,76 @@ def attend_softmax_back(
             block = _matrix(matrices, offsets[s], head, n, spare)
             mix(block, True, n, grad, t0, q, n, dim, grad_joint, t0, v)
             products(grad, t0, q, n, joint, t0, v, n, dim, False, scratch)
-            for i in range(n):
-                mean = dot(grad[t0 + i, q : q + dim], out[t0 + i, q : q + dim])
-                row, known = scratch[i], block[i]
-                for j in range(_padded(n)):
-                    row[j] = scale * known[j] * (row[j] - mean)
+            _softmax_rows_back(block, grad, out, t0, q, dim, n, n, scale, scratch)
             mix(scratch, False, n, joint, t0, k, n, dim, grad_joint, t0, q)
             mix(scratch, True, n, joint, t0, q, n, dim, grad_joint, t0, k)
+
+
+# Attention to a few learned mixtures of keys and values,
+# `softmax(q (E k)' / sqrt(dim)) F v` inside packed sequences, where E and F have one
+# row for each mixture and one column for each position. For the pass back, the mixtures
+# `E k` and `F v` of each head and sequence are kept, and the softmax, whose rows are
+# padded to a multiple of eight.
+
+
+@entry(SUMS)
+def attend_mixtures(heads, mixtures, joint, bounds, mixed, shares, out):
+    """Attend to mixtures; `mixed` and `shares` receive what the pass back needs."""
+    keys, values = mixtures
+    rank, width, tokens = keys.shape[0], out.shape[1], out.shape[0]
+    dim, wide, count = width // heads, shares.shape[1], bounds.shape[0] - 1
+    scale = _f(1.0 / math.sqrt(dim))
+    ones = np.empty(wide, _f)
+    for head in range(heads):
+        q = head * dim
+        k, v = width + q, 2 * width + q
+        for s in range(count):
+            t0, n = bounds[s], bounds[s + 1] - bounds[s]
+            i0, m0 = head * tokens + t0, 2 * rank * (head * count + s)
+            mix(keys, False, rank, joint, t0, k, n, dim, mixed, m0, 0)
+            mix(values, False, rank, joint, t0, v, n, dim, mixed, m0 + rank, 0)
+            block = shares[i0 : i0 + n]
+            products(joint, t0, q, n, mixed, m0, 0, rank, dim, False, block)
+            _softmax_rows(block, n, rank, scale, ones, block)
+            mix(block, False, n, mixed, m0 + rank, 0, rank, dim, out, t0, q)
+
+
+@helper(SUMS)
+def _add(block, n, total):
+    for r in range(total.shape[0]):
+        row, new = total[r], block[r]
+        for j in range(n):
+            row[j] += new[j]
+
+
+@entry(SUMS)
+def attend_mixtures_back(
+    heads, mixtures, joint, bounds, mixed, shares, out, grad, grad_joint, grad_mixtures
+):
+    """Pull a gradient back through `attend_mixtures`, adding to that of E and F."""
+    keys, values = mixtures
+    grad_keys, grad_values = grad_mixtures
+    rank, width, tokens = keys.shape[0], out.shape[1], out.shape[0]
+    dim, wide, count = width // heads, shares.shape[1], bounds.shape[0] - 1
+    scale = _f(1.0 / math.sqrt(dim))
+    longest = _longest(bounds)
+    scratch = np.zeros((longest, wide), _f)
+    pulled, spare = np.empty((rank, dim), _f), np.empty((rank, longest), _f)
+    for head in range(heads):
+        q = head * dim
+        k, v = width + q, 2 * width + q
+        for s in range(count):
+            t0, n = bounds[s], bounds[s + 1] - bounds[s]
+            i0, m0 = head * tokens + t0, 2 * rank * (head * count + s)
+            block = shares[i0 : i0 + n]
+            mix(block, True, rank, grad, t0, q, n, dim, pulled, 0, 0)
+            mix(values, True, n, pulled, 0, 0, rank, dim, grad_joint, t0, v)
+            products(pulled, 0, 0, rank, joint, t0, v, n, dim, False, spare)
+            _add(spare, n, grad_values)
+            products(grad, t0, q, n, mixed, m0 + rank, 0, rank, dim, False, scratch)
+            _softmax_rows_back(block, grad, out, t0, q, dim, n, rank, scale, scratch)
+            mix(scratch, False, n, mixed, m0, 0, rank, dim, grad_joint, t0, q)
+            mix(scratch, True, rank, joint, t0, q, n, dim, pulled, 0, 0)
+            mix(keys, True, n, pulled, 0, 0, rank, dim, grad_joint, t0, k)
+            products(pulled, 0, 0, rank, joint, t0, k, n, dim, False, spare)
+            _add(spare, n, grad_keys)

@@ -9,7 +9,7 @@ from torch import Tensor
 from coulomb import kernels
 from coulomb._support.errors import ParameterError
 from coulomb.features import AbstractFeatureMap, Particles
-from coulomb.kernels.fourier import LARGEST_ANGLE, FourierData
+from coulomb.kernels.particles import LARGEST_ANGLE, FourierData
 from coulomb.objectives.base import AbstractObjective, AbstractSampled, Field, Sample
 
 

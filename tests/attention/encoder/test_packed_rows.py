@@ -48,10 +48,10 @@ def test_features_up_to_a_factor(name, scale):
         x, Particles(positions, phases if feature_map.needs_phases else None)
     )
     a = (x @ positions.T).float().numpy()
-    about = tuple(map_numbers(feature_map, 5))
+    options = tuple(map_numbers(feature_map, 5))
     weights, slopes = np.empty(len(a), np.float32), np.empty_like(a)
     angles = phases.float().numpy()[None]
-    maps.map_rows(about, angles, a, slopes, weights)
+    maps.map_rows(options, angles, a, slopes, weights)
     share = found / found.sum(dim=1, keepdim=True)
     # Projections of size s are known to 1e-7 s.
     tolerance = 2e-6 * (1 + 10 * scale)
@@ -74,18 +74,17 @@ def test_favor_features_have_the_right_products():
     assert 0 <= min(q.min(), k.min()) <= max(q.max(), k.max()) <= 1
 
 
-def test_compile_loops_leaves_nothing_to_compile():
+def test_compiling_leaves_nothing_to_compile():
     from packed_cases import ROWS, make_batch, make_model
 
     from coulomb.attention.encoder.packed import packed_logits
     from coulomb.attention.encoder.packed_compiled import compile_loops
-    from coulomb.kernels import packed_attention as _packed_attention
-    from coulomb.kernels import packed_mixtures as _packed_mixtures
+    from coulomb.kernels import packed_attention
 
     compile_loops()
     entries = [
         thing
-        for module in (rows, maps, _packed_attention, _packed_mixtures)
+        for module in (rows, maps, packed_attention)
         for name, thing in vars(module).items()
         if hasattr(thing, "signatures") and not name.startswith("_")
     ]

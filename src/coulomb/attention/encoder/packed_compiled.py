@@ -36,7 +36,11 @@ from coulomb.attention.layers.base import AbstractAttention
 from coulomb.attention.layers.baselines import Linformer, SoftmaxAttention
 from coulomb.attention.layers.kernel import KernelAttention
 from coulomb.attention.layers.packed_cores import apply, run, weight_gradient
+from coulomb.attention.ops.api import kernel_attention
+from coulomb.attention.ops.decoding import decode_step, init_state
+from coulomb.features import Particles
 from coulomb.kernels import encoder_rows as loops
+from coulomb.kernels import particles as particle_system
 
 
 class CompiledForm(AbstractForm):
@@ -221,7 +225,16 @@ class Pool(torch.autograd.Function):
 
 
 def compile_loops() -> None:
-    """Compile the loops, or load them from numba's cache, before they are needed."""
+    """Compile all loops of the project, or load them from the cache."""
+    particle_system.compile_loops()
+    particles = Particles(torch.zeros(4, 128, 64))
+    for causal in (False, True):
+        x = torch.zeros(1, 4, 2048, 64, requires_grad=True)
+        out = kernel_attention(x, x, x, particles, "favor", causal=causal)
+        torch.autograd.grad(out.sum(), x)
+    x = torch.zeros(1, 4, 64)
+    state = init_state(particles, "favor", batch=1, heads=4, dim_v=64)
+    decode_step(state, x, x, x, particles, "favor")
     shape = EncoderSettings(8, 2, n_layers=1, width=8, ffn_width=8)
     rows: list[AttentionFactory] = [
         partial(KernelAttention, qkv="shared", feature_map="favor", n_features=8),

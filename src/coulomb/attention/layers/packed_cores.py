@@ -18,7 +18,6 @@ from coulomb.attention.layers.base import AbstractAttention
 from coulomb.features import AbstractFeatureMap, Particles
 from coulomb.kernels import maps
 from coulomb.kernels import packed_attention as loops
-from coulomb.kernels import packed_mixtures as mixture_loops
 
 if TYPE_CHECKING:
     from coulomb.attention.encoder.layout import Layout
@@ -364,7 +363,7 @@ class MixtureCore(torch.autograd.Function):
         shares = joint.new_empty(heads * tokens, (rank + 7) // 8 * 8)
         out = joint.new_empty(tokens, width)
         about = heads, (keys, values), joint, layout.bounds
-        run(mixture_loops.attend_mixtures, *about, mixed, shares, out)
+        run(loops.attend_mixtures, *about, mixed, shares, out)
         ctx.save_for_backward(joint, keys, values, mixed, shares, out)
         ctx.heads, ctx.layout = heads, layout
         return out
@@ -377,5 +376,5 @@ class MixtureCore(torch.autograd.Function):
         grads = joint.new_zeros(keys.shape), joint.new_zeros(values.shape)
         about = ctx.heads, (keys, values), joint, ctx.layout.bounds
         kept = mixed, shares, out
-        run(mixture_loops.attend_mixtures_back, *about, *kept, grad, grad_joint, grads)
+        run(loops.attend_mixtures_back, *about, *kept, grad, grad_joint, grads)
         return grad_joint, *grads, None, None

@@ -11,7 +11,7 @@ from coulomb.attention.ops.blocked import Problem
 from coulomb.attention.ops.checks import must_be_plain
 from coulomb.features import AbstractFeatureMap
 from coulomb.kernels import available
-from coulomb.kernels.torch_threads import over_torch_threads, threads_for
+from coulomb.kernels.threads import over_torch_threads, threads_for
 
 # Exponents of keys smaller than this give sums, and gradients, far from the ends of
 # float32; what is lost of a query, exp(-87) of its largest feature, is then nothing.
@@ -74,7 +74,7 @@ def _placed(x: Tensor) -> tuple[_Array, tuple[int, ...]]:
 
 class _Call(NamedTuple):
     # What the loops are called with.
-    about: tuple[bool, float, bool]
+    options: tuple[bool, float, bool]
     inputs: tuple[Any, ...]
     shape: tuple[int, ...]
 
@@ -109,11 +109,11 @@ def _call(
     particles = _array(positions).reshape(-1)
     shape = (len(q), q.shape[2], k.shape[2], q.shape[3], v.shape[3], positions.shape[1])
     inputs = (*map(_placed, (q, k, v)), particles, mask)
-    about = (*_about(feature_map), kind == "quadratic")
-    return loops, _Call(about, inputs, shape)
+    options = (*_options(feature_map), kind == "quadratic")
+    return loops, _Call(options, inputs, shape)
 
 
-def _about(feature_map: AbstractFeatureMap | None) -> tuple[bool, float]:
+def _options(feature_map: AbstractFeatureMap | None) -> tuple[bool, float]:
     assert feature_map is not None
     return feature_map.needs_shift, 1.0 / feature_map.temperature
 
@@ -206,10 +206,10 @@ def decode(
     before = _array(state[0]), _array(state[1])
     sums, shift, out = (torch.empty(x.shape, dtype=x.dtype) for x in (*state, token[2]))
     after, target = (sums.numpy(), shift.numpy()), out.numpy()
-    about, arrays = _about(feature_map), tuple(map(_array, token))
+    options, arrays = _options(feature_map), tuple(map(_array, token))
 
     def work(first: int, end: int) -> None:
-        loops.decode(about, particles, arrays, before, after, target, first, end)
+        loops.decode(options, particles, arrays, before, after, target, first, end)
 
     groups, seconds = out.shape[0] * out.shape[1], before[0].size / _DECODED_PER_SECOND
     over_torch_threads(work, groups, threads_for(groups, seconds))

@@ -1,243 +1,30 @@
 """The compiled loops of the particle system.
 
-They live in one file because numba decides by the age of a function's own file whether
-its cached machine code is stale: loops that call each other must age together.
-
-Conventions. Arrays are C-contiguous and hold one real type, float32 or float64. Data
-and positions are transposed, one row per coordinate, and padded with zeros to a
-multiple of `LANES`, so that the innermost loops run over long contiguous rows that
-LLVM turns into vector instructions without a scalar remainder. Sums of a tile are kept
-in the arrays' own type and added up in float64.
+Arrays are C-contiguous and hold one real type, float32 or float64. Data and positions
+are transposed, one row per coordinate, and padded with zeros to a multiple of `LANES`,
+so that the innermost loops run over long contiguous rows that LLVM turns into vector
+instructions without a scalar remainder. Sums of a tile are kept in the arrays' own type
+and added up in float64.
 """
 
 import math
-from typing import Any
 
-import numba
 import numpy as np
-from numba import types
-from numba.extending import overload
+
+from coulomb.kernels.jit import EXACT, SUMS, entry, helper
+from coulomb.kernels.math import exp, log, sincos
 
 LANES = 32
 BLOCK = 512  # particles whose forces are summed side by side
 TILE = 1024  # samples or partners whose intermediate values stay in the first cache
 SCRATCH = 1 << 17  # bytes of sines and cosines kept between the two passes
 
-# Loops that write to an array they do not read never sum at the same time. LLVM would
-# compile such a loop twice, vectorised and scalar, and choose by how many bytes after
-# an input the output begins (a threshold that grows with the vector width); the two sum
-# in different orders, so that the last bit would depend on addresses. Loops without a
-# sum give equal bits either way, loops without a store need no choice, and for arrays
-# updated in place LLVM asks whether two ranges truly overlap, which none here do.
-
 # The law of the pair force, chosen once outside the loops.
 LOG, INVERSE, INVERSE_SQUARE, LINEAR, POWER = range(5)
 
-# Sums may be reordered, which vector registers need; infinities and nan stay defined.
-_SUMS = {"contract", "nsz", "reassoc", "arcp"}
-# Range reduction and rounding by a magic number are lost if terms are reordered.
-_EXACT = {"contract", "nsz"}
 
-
-def _entry(fastmath: set[str]) -> Any:
-    """Compile what Python calls, and cache it where a folder can be written."""
-    options: dict[str, Any] = {"nogil": True, "fastmath": fastmath}
-    options |= {"error_model": "numpy"}
-
-    def decorate(function: Any) -> Any:
-        try:
-            return numba.njit(cache=True, **options)(function)
-        except RuntimeError:  # numba found no such folder
-            return numba.njit(**options)(function)
-
-    return decorate
-
-
-def _helper(fastmath: set[str]) -> Any:
-    """Compile what only compiled code calls: not cached, no entry from Python."""
-    return numba.njit(
-        nogil=True,
-        fastmath=fastmath,
-        error_model="numpy",
-        no_cpython_wrapper=True,
-        no_cfunc_wrapper=True,
-    )
-
-
-def _sincos(a: Any) -> Any:
-    """Sine and cosine for |a| <= 1e4, accurate to two units in the last place of 1."""
-    raise NotImplementedError
-
-
-def _log(a: Any) -> Any:
-    """Logarithm of a positive normal number."""
-    raise NotImplementedError
-
-
-def _exp(a: Any) -> Any:
-    """Exponential, held inside the range of normal numbers."""
-    raise NotImplementedError
-
-
-@overload(_sincos, jit_options={"fastmath": _EXACT, "error_model": "numpy"})
-def _sincos_overload(a: Any) -> Any:
-    if a == types.float32:
-        return _sincos32
-    return _sincos64
-
-
-# a = k pi + r with |r| <= pi/2: sine and cosine of r by near-minimax polynomials, and
-# the same sign (-1)^k for both. The first part of pi is so short that its product with
-# k is exact, with or without fused multiply-add.
-_f = np.float32
-_INV32, _MAGIC32 = _f(1 / math.pi), _f(1.5 * 2**23)
-_PI32A, _PI32B = _f(3217 / 1024), _f(math.pi - 3217 / 1024)
-_S0, _S1, _S2, _S3, _S4 = (
-    _f(1),
-    _f(-0.1666665794093739859),
-    _f(0.00833305000286974371),
-    _f(-0.0001980900472482457537),
-    _f(2.605078280280485269e-6),
-)
-_C0, _C1, _C2, _C3, _C4, _C5 = (
-    _f(1),
-    _f(-0.4999999935479827124),
-    _f(0.04166663613555196306),
-    _f(-0.001388835997114609643),
-    _f(0.00002476009335932656418),
-    _f(-2.605036377907135723e-7),
-)
-_i, _31, _63 = np.int32, np.int32(31), np.int64(63)
-
-
-def _sincos32(a: Any) -> Any:
-    t = a * _INV32 + _MAGIC32
-    k = t - _MAGIC32
-    r = (a - k * _PI32A) - k * _PI32B
-    u = r * r
-    s = r * (_S0 + u * (_S1 + u * (_S2 + u * (_S3 + u * _S4))))
-    c = _C0 + u * (_C1 + u * (_C2 + u * (_C3 + u * (_C4 + u * _C5))))
-    # The last bit of t is that of k.
-    sign = np.int32(np.float32(t).view(np.int32) << _31)
-    s = np.int32(np.float32(s).view(np.int32) ^ sign).view(np.float32)
-    c = np.int32(np.float32(c).view(np.int32) ^ sign).view(np.float32)
-    return s, c
-
-
-_INV64, _MAGIC64 = 1 / math.pi, 1.5 * 2.0**52
-_PI64A = round(math.pi * 2**38) / 2**38
-# pi to twice the precision: the double nearest to pi and what it lacks.
-_PI64B = (math.pi - _PI64A) + 1.2246467991473532e-16
-
-
-def _sincos64(a: Any) -> Any:
-    t = a * _INV64 + _MAGIC64
-    k = t - _MAGIC64
-    r = (a - k * _PI64A) - k * _PI64B
-    u = r * r
-    s = 1.604816401695955655e-10 + u * -7.374333879364098877e-13
-    s = 2.755731660699526414e-6 + u * (-2.505188181197630128e-8 + u * s)
-    s = 0.00833333333328269506 + u * (-0.0001984126982484557299 + u * s)
-    s = r + r * u * (-0.1666666666666607174 + u * s)
-    c = -1.146289879946699379e-11 + u * 4.608943481704137454e-14
-    c = -2.755731638877400328e-7 + u * (2.087656172381245955e-9 + u * c)
-    c = -0.001388888888877285143 + u * (0.00002480158727739087775 + u * c)
-    c = 1.0 + u * (-0.499999999999999742 + u * (0.04166666666666387846 + u * c))
-    sign = np.float64(t).view(np.int64) << _63
-    s = np.int64(np.float64(s).view(np.int64) ^ sign).view(np.float64)
-    c = np.int64(np.float64(c).view(np.int64) ^ sign).view(np.float64)
-    return s, c
-
-
-@overload(_log, jit_options={"fastmath": _EXACT, "error_model": "numpy"})
-def _log_overload(a: Any) -> Any:
-    if a == types.float32:
-        return _log32
-    return _log64
-
-
-# log(2^e m) = e log 2 + 2 artanh((m - 1) / (m + 1)) with m between sqrt(1/2) and
-# sqrt(2), where the series of artanh gains three bits and a half with every term.
-_SQRT_HALF32, _23, _52 = np.int32(0x3F3504F3), np.int32(23), np.int64(52)
-_SQRT_HALF64 = np.int64(0x3FE6A09E667F3BCD)
-_LN2, _ONE32, _TWO32 = _f(math.log(2)), _f(1), _f(2)
-_T3, _T5, _T7, _T9 = _f(1 / 3), _f(1 / 5), _f(1 / 7), _f(1 / 9)
-
-
-def _log32(a: Any) -> Any:
-    bits = np.float32(a).view(np.int32)
-    e = np.int32(np.int32(bits - _SQRT_HALF32) >> _23)
-    m = np.int32(bits - np.int32(e << _23)).view(np.float32)
-    z = (m - _ONE32) / (m + _ONE32)
-    u = z * z
-    series = _ONE32 + u * (_T3 + u * (_T5 + u * (_T7 + u * _T9)))
-    return np.float32(e) * _LN2 + _TWO32 * z * series
-
-
-def _log64(a: Any) -> Any:
-    bits = np.float64(a).view(np.int64)
-    e = (bits - _SQRT_HALF64) >> _52
-    m = np.int64(bits - (e << _52)).view(np.float64)
-    z = (m - 1.0) / (m + 1.0)
-    u = z * z
-    series = 1 / 17 + u * (1 / 19 + u * (1 / 21 + u * (1 / 23)))
-    series = 1 / 9 + u * (1 / 11 + u * (1 / 13 + u * (1 / 15 + u * series)))
-    series = 1.0 + u * (1 / 3 + u * (1 / 5 + u * (1 / 7 + u * series)))
-    return np.float64(np.int32(e)) * math.log(2.0) + 2.0 * z * series
-
-
-@overload(_exp, jit_options={"fastmath": _EXACT, "error_model": "numpy"})
-def _exp_overload(a: Any) -> Any:
-    if a == types.float32:
-        return _exp32
-    return _exp64
-
-
-# exp(k log 2 + r) = 2^k exp(r) with |r| <= log(2) / 2: the Taylor series, and k added
-# to the exponent bits.
-_LOG2E32, _LOW32, _HIGH32 = _f(1 / math.log(2)), _f(-87), _f(88)
-_LN2A32 = _f(355 / 512)
-_LN2B32 = _f(math.log(2) - 355 / 512)
-_MAGIC32_BITS = np.int32(_MAGIC32.view(np.int32))
-_LN2A64 = round(math.log(2) * 2**40) / 2**40
-_LN2B64 = (math.log(2) - _LN2A64) + 2.3190468138462996e-17
-_MAGIC64_BITS = np.int64(np.float64(_MAGIC64).view(np.int64))
-_E2, _E3, _E4, _E5, _E6, _E7 = (_f(1 / math.factorial(k)) for k in range(2, 8))
-
-
-def _exp32(a: Any) -> Any:
-    a = min(max(a, _LOW32), _HIGH32)
-    t = a * _LOG2E32 + _MAGIC32
-    k = t - _MAGIC32
-    r = (a - k * _LN2A32) - k * _LN2B32
-    tail = _E4 + r * (_E5 + r * (_E6 + r * _E7))
-    power = _ONE32 + r * (_ONE32 + r * (_E2 + r * (_E3 + r * tail)))
-    lift = np.int32((np.float32(t).view(np.int32) - _MAGIC32_BITS) << _23)
-    return np.int32(np.float32(power).view(np.int32) + lift).view(np.float32)
-
-
-def _exp64(a: Any) -> Any:
-    a = min(max(a, -708.0), 709.0)
-    t = a * (1 / math.log(2.0)) + _MAGIC64
-    k = t - _MAGIC64
-    r = (a - k * _LN2A64) - k * _LN2B64
-    tail = 1 / 39916800 + r * (1 / 479001600 + r * (1 / 6227020800))
-    tail = 1 / 40320 + r * (1 / 362880 + r * (1 / 3628800 + r * tail))
-    tail = 1 / 120 + r * (1 / 720 + r * (1 / 5040 + r * tail))
-    power = 1.0 + r * (1.0 + r * (0.5 + r * (1 / 6 + r * (1 / 24 + r * tail))))
-    lift = (np.float64(t).view(np.int64) - _MAGIC64_BITS) << _52
-    return np.int64(np.float64(power).view(np.int64) + lift).view(np.float64)
-
-
-@_entry(_EXACT)
-def sincos_row(a: Any, sine: Any, cosine: Any) -> None:
-    """Fill `sine` and `cosine` with the values at `a`."""
-    for i in range(a.shape[0]):
-        sine[i], cosine[i] = _sincos(a[i])
-
-
-@_helper(_EXACT)
-def _angles(w: Any, k: Any, tile: Any, m: Any, a: Any, b: Any) -> None:
+@helper(EXACT)
+def _angles(w, k, tile, m, a, b):
     """a[i] = sum_j w[k, j] tile[j, i], and the same with k + 1 for b.
 
     Two particles share every load of a sample. Three coordinates at a time: with four,
@@ -269,8 +56,8 @@ def _angles(w: Any, k: Any, tile: Any, m: Any, a: Any, b: Any) -> None:
             b[i] = b[i] + v0 * x0 + v1 * x1 + v2 * x2
 
 
-@_helper(_SUMS)
-def _weighted_rows(g: Any, h: Any, tile: Any, m: Any, k: Any, total: Any) -> None:
+@helper(SUMS)
+def _weighted_rows(g, h, tile, m, k, total):
     """total[k, j] += sum_i g[i] tile[j, i], and the same with h for k + 1."""
     p = total.shape[1]
     lead = (p - 1) % 4 + 1
@@ -305,15 +92,15 @@ def _weighted_rows(g: Any, h: Any, tile: Any, m: Any, k: Any, total: Any) -> Non
         total[k + 1, j + 3] += u3
 
 
-@_helper(_SUMS)
-def _sincos_tile(angles: Any, m: Any, k: Any, t: Any, waves: Any) -> None:
+@helper(SUMS)
+def _sincos_tile(angles, m, k, t, waves):
     """Sine and cosine of a tile."""
     for i in range(m):
-        waves[k, t, 0, i], waves[k, t, 1, i] = _sincos(angles[i])
+        waves[k, t, 0, i], waves[k, t, 1, i] = sincos(angles[i])
 
 
-@_helper(_SUMS)
-def _weighted_sums(y: Any, j: Any, m: Any, k: Any, t: Any, waves: Any) -> Any:
+@helper(SUMS)
+def _weighted_sums(y, j, m, k, t, waves):
     """Add up a tile weighted by target j."""
     zero = waves.dtype.type(0)
     s_sum, c_sum = zero, zero
@@ -323,10 +110,8 @@ def _weighted_sums(y: Any, j: Any, m: Any, k: Any, t: Any, waves: Any) -> Any:
     return s_sum, c_sum
 
 
-@_helper(_SUMS)
-def _responses(
-    y: Any, m: Any, k: Any, t: Any, waves: Any, total: Any, out: Any
-) -> None:
+@helper(SUMS)
+def _responses(y, m, k, t, waves, total, out):
     """out[i] = sum_c y[c, i] (S_c cosine[i] - C_c sine[i])."""
     real = out.dtype.type
     s_sum, c_sum = real(total[k, 0, 0]), real(total[k, 0, 1])
@@ -338,18 +123,8 @@ def _responses(
             out[i] += y[j, i] * (s_sum * waves[k, t, 1, i] - c_sum * waves[k, t, 0, i])
 
 
-@_entry(_SUMS)
-def fourier_range(
-    first: Any,
-    end: Any,
-    positions: Any,
-    x: Any,
-    y: Any,
-    n: Any,
-    scale: Any,
-    potential: Any,
-    gradient: Any,
-) -> None:
+@entry(SUMS)
+def fourier_range(first, end, positions, x, y, n, scale, potential, gradient):
     """Potential and gradient of the particles ``first .. end - 1``.
 
     `x` and `y` are in tiles, shape (tiles, coordinates, samples). Two passes over the
@@ -406,8 +181,8 @@ def fourier_range(
                 gradient[base + b, j] = real(-2.0 * scale * slope[b, j])
 
 
-@_helper(_SUMS)
-def _squared_distances(w: Any, rows: Any, start: Any, m: Any, out: Any) -> None:
+@helper(SUMS)
+def _squared_distances(w, rows, start, m, out):
     """out[i] = sum_j (w[j] - rows[j, start + i])^2, four coordinates at a time."""
     p = w.shape[0]
     lead = (p - 1) % 4 + 1
@@ -431,8 +206,8 @@ def _squared_distances(w: Any, rows: Any, start: Any, m: Any, out: Any) -> None:
             out[i] += d0 * d0 + d1 * d1 + d2 * d2 + d3 * d3
 
 
-@_helper(_SUMS)
-def _pair_forces(r2: Any, m: Any, law: Any, s: Any, floor: Any, out: Any) -> Any:
+@helper(SUMS)
+def _pair_forces(r2, m, law, s, floor, out):
     """Fill `out` with r^(-s-2), 0 below the floor; count coincident partners."""
     real = r2.dtype.type
     zero, one, half = real(0), real(1), real(-0.5 * (s + 2.0))
@@ -457,12 +232,12 @@ def _pair_forces(r2: Any, m: Any, law: Any, s: Any, floor: Any, out: Any) -> Any
     else:
         for i in range(m):
             count += one if r2[i] < tiny else zero
-            out[i] = _exp(half * _log(r2[i])) if r2[i] >= low else zero
+            out[i] = exp(half * log(r2[i])) if r2[i] >= low else zero
     return count
 
 
-@_helper(_SUMS)
-def _pair_energies(r2: Any, m: Any, law: Any, s: Any, eps2: Any, out: Any) -> None:
+@helper(SUMS)
+def _pair_energies(r2, m, law, s, eps2, out):
     """Fill `out` with g_s(max(r, eps)); infinite at 0 for s >= 0 and eps = 0."""
     real = r2.dtype.type
     zero, one, half = real(0), real(1), real(-0.5 * s)
@@ -473,7 +248,7 @@ def _pair_energies(r2: Any, m: Any, law: Any, s: Any, eps2: Any, out: Any) -> No
         minus_half = real(-0.5)
         for i in range(m):
             q = max(r2[i], low)
-            out[i] = minus_half * _log(q) if q > zero else top
+            out[i] = minus_half * log(q) if q > zero else top
     elif law == INVERSE:
         for i in range(m):
             q = max(r2[i], low)
@@ -488,13 +263,11 @@ def _pair_energies(r2: Any, m: Any, law: Any, s: Any, eps2: Any, out: Any) -> No
     else:
         for i in range(m):
             q = max(r2[i], low)
-            out[i] = sign * _exp(half * _log(q)) if q > zero else top
+            out[i] = sign * exp(half * log(q)) if q > zero else top
 
 
-@_helper(_SUMS)
-def _weighted_differences(
-    f: Any, w: Any, rows: Any, start: Any, m: Any, total: Any
-) -> None:
+@helper(SUMS)
+def _weighted_differences(f, w, rows, start, m, total):
     """total[j] += sum_i f[i] (w[j] - rows[j, start + i]), four at a time."""
     p = w.shape[0]
     lead = (p - 1) % 4 + 1
@@ -524,8 +297,8 @@ def _weighted_differences(
         total[j + 3] += t3
 
 
-@_helper(_SUMS)
-def _log_block(first: Any, end: Any, rows: Any, n: Any, floor: Any, acc: Any) -> Any:
+@helper(SUMS)
+def _log_block(first, end, rows, n, floor, acc):
     """Log forces on a block of particles in up to five coordinates; count coincidences.
 
     The same sums as `_squared_distances`, `_pair_forces` and `_weighted_differences`
@@ -568,17 +341,8 @@ def _log_block(first: Any, end: Any, rows: Any, n: Any, floor: Any, acc: Any) ->
     return count
 
 
-@_helper(_EXACT)
-def _push_apart(
-    k: Any,
-    r2: Any,
-    start: Any,
-    m: Any,
-    tiny: Any,
-    directions: Any,
-    push: Any,
-    total: Any,
-) -> None:
+@helper(EXACT)
+def _push_apart(k, r2, start, m, tiny, directions, push, total):
     """Add the unit vector away from every coincident partner, times `push`."""
     p = total.shape[0]
     for i in range(m):
@@ -592,24 +356,15 @@ def _push_apart(
                 total[j] += push * gap / math.sqrt(norm)
 
 
-@_entry(_SUMS)
-def riesz_range(
-    first: Any,
-    end: Any,
-    rows: Any,
-    n: Any,
-    law: Any,
-    s: Any,
-    floor: Any,
-    push: Any,
-    directions: Any,
-    gradient: Any,
-) -> None:
+@entry(SUMS)
+def riesz_range(first, end, rows, n, pair_law, directions, gradient):
     """Mean pair gradient at the particles ``first .. end - 1``.
 
-    `rows` are the positions, transposed. `floor` holds two squared distances: below
-    the first a pair is coincident, below the second it exerts no force.
+    `rows` are the positions, transposed. `pair_law` holds the number of the law, s, two
+    squared distances (below the first a pair is coincident, below the second it exerts
+    no force) and how strongly coincident particles are pushed apart.
     """
+    law, s, floor, push = pair_law
     p = rows.shape[0]
     real = rows.dtype.type
     padded = min(rows.shape[1], (n + LANES - 1) // LANES * LANES)
@@ -651,10 +406,8 @@ def riesz_range(
             gradient[k, j] = real(-mean * factor * total[j])
 
 
-@_entry(_SUMS)
-def riesz_energy_range(
-    first: Any, end: Any, rows: Any, n: Any, law: Any, s: Any, eps: Any, potential: Any
-) -> None:
+@entry(SUMS)
+def riesz_energy_range(first, end, rows, n, law, s, eps, potential):
     """Mean pair potential of the particles ``first .. end - 1``."""
     p = rows.shape[0]
     real = rows.dtype.type
@@ -678,8 +431,8 @@ def riesz_energy_range(
         potential[k] = real(energy / max(1, n - 1))
 
 
-@_helper(_EXACT)
-def _gather(rows: Any, targets: Any, batch: Any, x: Any, y: Any) -> None:
+@helper(EXACT)
+def _gather(rows, targets, batch, x, y):
     """Lay out the samples of a batch in tiles; the padding stays zero."""
     width = x.shape[2]
     for i in range(batch.shape[0]):
@@ -690,23 +443,11 @@ def _gather(rows: Any, targets: Any, batch: Any, x: Any, y: Any) -> None:
             y[t, j, lane] = targets[sample, j]
 
 
-@_helper(_EXACT)
-def _move(
-    first: Any,
-    end: Any,
-    here: Any,
-    there: Any,
-    drift: Any,
-    noise: Any,
-    step: Any,
-    rates: Any,
-    mask: Any,
-    clip: Any,
-    radius: Any,
-    drift_squares: Any,
-    move_squares: Any,
-) -> None:
+@helper(EXACT)
+def _move(first, end, here, there, drift, noise, step, walls, accounts):
     """There = P(here - step rate clip(drift) + noise), particle by particle."""
+    rates, mask, clip, radius = walls
+    drift_squares, move_squares = accounts
     p = here.shape[0]
     new = np.empty(p)
     for k in range(first, end):
@@ -734,49 +475,26 @@ def _move(
         move_squares[k] = moved
 
 
-@_entry(_SUMS)
+@entry(SUMS)
 def langevin_range(
-    first: Any,
-    end: Any,
-    step_from: Any,
-    step_to: Any,
-    buffers: Any,
-    n_particles: Any,
-    rows: Any,
-    targets: Any,
-    x: Any,
-    y: Any,
-    scale: Any,
-    batches: Any,
-    noise: Any,
-    step_sizes: Any,
-    rates: Any,
-    mask: Any,
-    precision: Any,
-    strength: Any,
-    law: Any,
-    s: Any,
-    floor: Any,
-    push: Any,
-    directions: Any,
-    clip: Any,
-    radius: Any,
-    drift_squares: Any,
-    move_squares: Any,
-) -> None:
+    first, end, step_from, step_to, buffers, n, data, pairs, batches, field, moves
+):
     """Make steps ``step_from .. step_to - 1`` of the particles ``first .. end - 1``.
 
     Step m reads all positions from ``buffers[m % 2]`` and writes those of the range to
-    the other buffer. An empty `batches`, `noise` or `mask` means none.
+    the other buffer. An empty `batches`, `noise` or `mask` means none. `field` holds
+    space for the gradients of both potentials, and whether it has those of step zero.
     """
+    rows, targets, x, y, scale = data
+    strength, pair_law, directions = pairs
+    gradient, force, known = field
+    noise, step_sizes, rates, mask, precision, clip, radius, squares = moves
     p = buffers.shape[1]
-    potential = np.empty(n_particles, buffers.dtype)
-    drift = np.zeros((n_particles, p), buffers.dtype)
-    force = np.zeros((n_particles, p), buffers.dtype)
-    size = batches.shape[1]
-    n = rows.shape[0]
+    potential = np.empty(n, buffers.dtype)
+    drift = np.empty((n, p), buffers.dtype)
+    size, samples = batches.shape[1], rows.shape[0]
     if size:
-        n = size
+        samples = size
         width = min(TILE, (size + LANES - 1) // LANES * LANES)
         tiles = (size + width - 1) // width
         x = np.zeros((tiles, p, width), buffers.dtype)
@@ -785,40 +503,18 @@ def langevin_range(
         here, there = buffers[m % 2], buffers[1 - m % 2]
         if size:
             _gather(rows, targets, batches[m], x, y)
-        if scale != 0.0:
-            fourier_range(first, end, here, x, y, n, scale, potential, drift)
-        if strength != 0.0:
-            riesz_range(
-                first,
-                end,
-                here,
-                n_particles,
-                law,
-                s,
-                floor,
-                push,
-                directions,
-                force,
-            )
+        if scale != 0.0 and not (known and m == 0):
+            fourier_range(first, end, here, x, y, samples, scale, potential, gradient)
+        if strength != 0.0 and not (known and m == 0):
+            riesz_range(first, end, here, n, pair_law, directions, force)
         for k in range(first, end):
             for j in range(p):
                 drift[k, j] = (
-                    (drift[k, j] if scale != 0.0 else 0.0)
+                    (gradient[k, j] if scale != 0.0 else 0.0)
                     + precision[k] * here[j, k]
                     + strength * force[k, j]
                 )
-        _move(
-            first,
-            end,
-            here,
-            there,
-            drift,
-            noise[m] if noise.size else noise[0],
-            step_sizes[m],
-            rates,
-            mask,
-            clip,
-            radius,
-            drift_squares[m],
-            move_squares[m],
-        )
+        pushes = noise[m] if noise.size else noise[0]
+        walls = (rates, mask, clip, radius)
+        accounts = (squares[0, m], squares[1, m])
+        _move(first, end, here, there, drift, pushes, step_sizes[m], walls, accounts)

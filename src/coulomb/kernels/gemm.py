@@ -1,0 +1,291 @@
+"""Products of small float32 blocks that stay in the cache.
+
+At the length of a sentence a call of BLAS costs more than the product it is for, and
+loops that the compiler has to vectorise by itself reach half of what the processor can.
+So the two inner loops, over tiles that fit the registers, are written in vectors of
+eight. Arrays are contiguous; a block of one is an offset of its first number and the
+distances from one row, and from one summand, to the next. Blocks that rows are summed
+over come in *panels* of 16 columns.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from coulomb.kernels.jit import SUMS, helper
+
+_ZERO = np.float32(0)
+_LANES = 8
+PANEL = 2 * _LANES
+_TILE_ROWS = 6  # of a tile of `multiply`: twelve sums, and what is added, in registers
+_DOT_ROWS = 4  # of a tile of `products`, by two columns
+
+_FLOAT, _INT = ir.FloatType(), ir.IntType(32)
+_VECTOR = ir.VectorType(_FLOAT, _LANES)
+_FAST = ("contract", "nsz", "reassoc")
+
+
+def _pointer(builder: Any, start: Any, offset: Any, *, lanes: int = 0) -> Any:
+    """Point at the elements of a vector; `start` is where an array begins."""
+    if lanes:
+        offset = builder.add(offset, ir.Constant(offset.type, lanes))
+    return builder.bitcast(builder.gep(start, [offset]), _VECTOR.as_pointer())
+
+
+def _load(builder: Any, start: Any, offset: Any, *, lanes: int = 0) -> Any:
+    return builder.load(_pointer(builder, start, offset, lanes=lanes), align=4)
+
+
+def _shuffle(builder: Any, x: Any, y: Any, order: list[int]) -> Any:
+    picks = ir.Constant(ir.VectorType(_INT, len(order)), order)
+    return builder.shuffle_vector(x, y, picks)
+
+
+def _repeat(builder: Any, x: Any) -> Any:
+    none = ir.Constant(_VECTOR, ir.Undefined)
+    first = builder.insert_element(none, x, ir.Constant(_INT, 0))
+    return _shuffle(builder, first, none, [0] * _LANES)
+
+
+def _accumulators(builder: Any, values: list[Any]) -> list[Any]:
+    totals = [cgutils.alloca_once(builder, _VECTOR) for _ in values]
+    for total, value in zip(totals, values, strict=True):
+        builder.store(value, total)
+    return totals
+
+
+def _add_product(builder: Any, total: Any, x: Any, y: Any) -> None:
+    product = builder.fmul(x, y, flags=_FAST)
+    builder.store(builder.fadd(builder.load(total), product, flags=_FAST), total)
+
+
+def _unpack(context: Any, builder: Any, signature: Any, arguments: Any) -> list[Any]:
+    """Give where arrays begin, the elements of tuples, and numbers."""
+    unpacked = []
+    for kind, value in zip(signature.args, arguments, strict=True):
+        if isinstance(kind, types.Array):
+            unpacked.append(context.make_array(kind)(context, builder, value).data)
+        elif isinstance(kind, types.BaseTuple):
+            unpacked.append(cgutils.unpack_tuple(builder, value))
+        else:
+            unpacked.append(value)
+    return unpacked
+
+
+_ZEROS = ir.Constant(_VECTOR, [0.0] * _LANES)
+
+
+def _tile_intrinsic(add: bool) -> Any:
+    """Make the function that sets a tile of 6 by 16, or adds to it.
+
+    It writes rows at offsets `outs` of sums over rows of `b`. `rows` holds six offsets
+    into `a`; `step` the distance from one summand of `a` to the next, the offset into
+    `b`, the distance of its rows, and how many there are.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        a, b, out, row, target, (step, first, stride, count) = _unpack(
+            context, builder, signature, arguments
+        )
+        places = [
+            _pointer(builder, out, target[r], lanes=half * _LANES)
+            for r in range(_TILE_ROWS)
+            for half in range(2)
+        ]
+        begin = [builder.load(place, align=4) if add else _ZEROS for place in places]
+        totals = _accumulators(builder, begin)
+        with cgutils.for_range(builder, count) as loop:
+            where = builder.add(first, builder.mul(loop.index, stride))
+            pair = [_load(builder, b, where, lanes=half * _LANES) for half in range(2)]
+            along = builder.mul(loop.index, step)
+            for r in range(_TILE_ROWS):
+                element = builder.load(builder.gep(a, [builder.add(row[r], along)]))
+                weight = _repeat(builder, element)
+                for half in range(2):
+                    _add_product(builder, totals[2 * r + half], weight, pair[half])
+        for total, place in zip(totals, places, strict=True):
+            builder.store(builder.load(total), place, align=4)
+        return context.get_dummy_value()
+
+    def tile(typing, a, b, out, rows, outs, step):
+        return types.void(a, b, out, rows, outs, step), generate
+
+    return intrinsic(tile)
+
+
+_set_tile, _add_tile = _tile_intrinsic(add=False), _tile_intrinsic(add=True)
+
+
+@intrinsic
+def _dot_tile(typing, a, b, out, rows, others, outs, count):
+    """Multiply four rows of `a` with two of `b`, over `count` columns.
+
+    `rows` and `others` are offsets of the rows; `outs` of the eight results, those with
+    the first row of `b` first. `count` is a multiple of eight.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        a, b, out, row, other, target, count = _unpack(
+            context, builder, signature, arguments
+        )
+        totals = _accumulators(builder, [_ZEROS] * 2 * _DOT_ROWS)
+        size = ir.Constant(row[0].type, _LANES)
+        with cgutils.for_range(builder, builder.sdiv(count, size)) as loop:
+            along = builder.mul(loop.index, size)
+            pair = [_load(builder, b, builder.add(x, along)) for x in other]
+            for r in range(_DOT_ROWS):
+                left = _load(builder, a, builder.add(row[r], along))
+                for half in range(2):
+                    total = totals[half * _DOT_ROWS + r]
+                    _add_product(builder, total, left, pair[half])
+        # Eight sums over lanes, by three rounds of adding even lanes to odd ones.
+        vectors = [builder.load(total) for total in totals]
+        even, odd = list(range(0, 2 * _LANES, 2)), list(range(1, 2 * _LANES, 2))
+        while len(vectors) > 1:
+            vectors = [
+                builder.fadd(
+                    _shuffle(builder, x, y, even), _shuffle(builder, x, y, odd)
+                )
+                for x, y in zip(vectors[::2], vectors[1::2], strict=True)
+            ]
+        for lane in range(_LANES):
+            value = builder.extract_element(vectors[0], ir.Constant(_INT, lane))
+            builder.store(value, builder.gep(out, [target[lane]]))
+        return context.get_dummy_value()
+
+    return types.void(a, b, out, rows, others, outs, count), generate
+
+
+@helper(SUMS)
+def _six_rows(i, n, start, stride):
+    """Offsets of six rows from i on; those beyond the last are the last again."""
+    r1, r2, r3 = min(i + 1, n - 1), min(i + 2, n - 1), min(i + 3, n - 1)
+    r4, r5 = min(i + 4, n - 1), min(i + 5, n - 1)
+    left = (start + i * stride, start + r1 * stride, start + r2 * stride)
+    return (*left, start + r3 * stride, start + r4 * stride, start + r5 * stride)
+
+
+@helper(SUMS)
+def _multiply(a, left, b, right, out, target, count, add):
+    a0, ra, ka, n = left
+    b0, pb, kb, panels = right
+    o0, ro, po, _ = target
+    for p in range(panels):
+        step = (ka, b0 + p * pb, kb, count)
+        for i in range(0, n, _TILE_ROWS):
+            rows, outs = _six_rows(i, n, a0, ra), _six_rows(i, n, o0 + p * po, ro)
+            if add:
+                _add_tile(a, b, out, rows, outs, step)
+            else:
+                _set_tile(a, b, out, rows, outs, step)
+
+
+@helper(SUMS)
+def _integers(a, b, c, d):
+    # Else constants would be part of the types, and each call compiled by itself.
+    return np.int64(a), np.int64(b), np.int64(c), np.int64(d)
+
+
+@helper(SUMS)
+def multiply(a, left, b, right, out, target, count, add):
+    """Multiply: out[i, c] = sum_j a[i, j] b[j, c], or add that.
+
+    `left` is the offset of `a`, the distances of its rows and of its summands and the
+    number of rows; `right` the offset of `b`, the distances of its panels and of its
+    rows and the number of panels; `target` the offset of `out` and the distances of its
+    rows and panels; `count` the number of summands.
+    """
+    left = _integers(left[0], left[1], left[2], left[3])
+    right = _integers(right[0], right[1], right[2], right[3])
+    target = _integers(target[0], target[1], target[2], 0)
+    _multiply(a, left, b, right, out, target, np.int64(count), bool(add))
+
+
+@helper(SUMS)
+def mix(weights, transposed, n, b, j0, cb, m, width, out, i0, co):
+    """Mix rows: out[i0 + i, co + c] = sum_j weights[i, j] b[j0 + j, cb + c].
+
+    Arrays are matrices, and `width` any number. With `transposed` it is
+    `weights[j, i]`.
+    """
+    lw, lb, lo = weights.shape[1], b.shape[1], out.shape[1]
+    across, along = (1, lw) if transposed else (lw, 1)
+    panels = width // PANEL
+    left, right = (0, across, along, n), (j0 * lb + cb, PANEL, lb, panels)
+    multiply(weights, left, b, right, out, (i0 * lo + co, lo, PANEL), m, False)
+    for i in range(n if panels * PANEL < width else 0):
+        for c in range(panels * PANEL, width):
+            total = _ZERO
+            for j in range(m):
+                weight = weights[j, i] if transposed else weights[i, j]
+                total += weight * b[j0 + j, cb + c]
+            out[i0 + i, co + c] = total
+
+
+@helper(SUMS)
+def products(a, i0, ca, n, b, j0, cb, m, width, half, out):
+    """Multiply rows: out[i, j] = a[i0 + i, ca:] . b[j0 + j, cb:], `width` columns.
+
+    With `half`, only where a tile reaches the diagonal or lies below it.
+    """
+    most, wide = width // _LANES * _LANES, out.shape[1]
+    la, lb = a.shape[1], b.shape[1]
+    for i in range(0, n, _DOT_ROWS):
+        r0, r1, r2, r3 = i, min(i + 1, n - 1), min(i + 2, n - 1), min(i + 3, n - 1)
+        base = i0 * la + ca
+        rows = (base + r0 * la, base + r1 * la, base + r2 * la, base + r3 * la)
+        o0, o1, o2, o3 = r0 * wide, r1 * wide, r2 * wide, r3 * wide
+        for j in range(0, min(i + _DOT_ROWS, m) if half else m, 2):
+            k = min(j + 1, m - 1)
+            others = ((j0 + j) * lb + cb, (j0 + k) * lb + cb)
+            outs = (o0 + j, o1 + j, o2 + j, o3 + j, o0 + k, o1 + k, o2 + k, o3 + k)
+            _dot_tile(a, b, out, rows, others, outs, most)
+    if most < width:
+        for i in range(n):
+            left = a[i0 + i, ca : ca + width]
+            for j in range(m):
+                right = b[j0 + j, cb : cb + width]
+                for c in range(most, width):
+                    out[i, j] += left[c] * right[c]
+
+
+@helper(SUMS)
+def transpose_panels(x, x0, rx, rows, columns, scale, out):
+    """Write the transpose as panels: out[p, c, j] = scale x[16 p + j, c].
+
+    The last panel may have fewer than 16 columns; others of it are not written.
+    """
+    for p in range(0, rows - PANEL + 1, PANEL):
+        for c in range(columns):
+            place = p * columns + c * PANEL
+            for j in range(PANEL):
+                out[place + j] = scale * x[x0 + (p + j) * rx + c]
+    p = rows // PANEL * PANEL
+    for j in range(rows - p):
+        for c in range(columns):
+            out[p * columns + c * PANEL + j] = scale * x[x0 + (p + j) * rx + c]
+
+
+@helper(SUMS)
+def copy_panels(x, x0, rx, rows, columns, out):
+    """Write panels: out[p, r, j] = x[r, 16 p + j]."""
+    for p in range(0, columns, PANEL):
+        for r in range(rows):
+            place = p * rows + r * PANEL
+            for j in range(PANEL):
+                out[place + j] = x[x0 + r * rx + p + j]
+
+
+@helper(SUMS)
+def flip_panels(x, n, columns, out):
+    """Turn panels (panel, row, 16) into panels of the transpose."""
+    for p in range(0, n, PANEL):
+        for c in range(columns):
+            source = (c // PANEL) * n * PANEL + p * PANEL + c % PANEL
+            place = p * columns + c * PANEL
+            for j in range(PANEL):
+                out[place + j] = x[source + j * PANEL]
