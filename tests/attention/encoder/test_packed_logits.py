@@ -15,7 +15,12 @@ from packed_cases import (
 from torch import nn
 
 from coulomb._support.errors import CoulombError
-from coulomb.attention import KernelAttention, Performer, attention_layers
+from coulomb.attention import (
+    KernelAttention,
+    Performer,
+    SoftmaxAttention,
+    attention_layers,
+)
 from coulomb.attention.encoder.layout import TokenBatch, padded_logits
 from coulomb.attention.encoder.packed import TorchForm, packed_form, packed_logits
 from coulomb.kernels import available
@@ -172,11 +177,19 @@ class Doubled(KernelAttention):
         return 2 * super().attend(q, k, v, key_mask, causal=causal)
 
 
+class Stretched(SoftmaxAttention):
+    """Another, which projects in its own way."""
+
+    def project(self, query, key, value):
+        q, k, v = super().project(query, key, value)
+        return 3 * q, k, v
+
+
 def torch_layer(embed_dim, num_heads, *, batch_first, generator):
     return nn.MultiheadAttention(embed_dim, num_heads, batch_first=batch_first)
 
 
-@pytest.mark.parametrize("factory", [Doubled, torch_layer])
+@pytest.mark.parametrize("factory", [Doubled, Stretched, torch_layer])
 def test_layers_of_others(factory):
     model, batch = make_model(factory), make_batch()
     assert_same(model, packed_logits(model, batch), padded_logits(model, batch))

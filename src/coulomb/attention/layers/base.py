@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -235,6 +235,9 @@ class AbstractAttention(nn.Module, ABC):
     bias_v = None
     add_zero_attn = False
 
+    # The function of `packed_cores` that does what `attend` does, by name.
+    compiled_core: ClassVar[str | None] = None
+
     in_proj_weight: nn.Parameter | None
     in_proj_bias: nn.Parameter | None
     q_proj_weight: nn.Parameter | None
@@ -441,7 +444,7 @@ class AbstractAttention(nn.Module, ABC):
         super().__init_subclass__(**options)
         # What a class defines anew is what runs on packed tokens, too.
         if {"attend", "project"} & vars(cls).keys():
-            for name in ("attend_packed", "attend_dropped", "attend_compiled"):
+            for name in ("attend_packed", "attend_dropped", "compiled_core"):
                 if name not in vars(cls):
                     setattr(cls, name, vars(AbstractAttention)[name])
 
@@ -458,12 +461,11 @@ class AbstractAttention(nn.Module, ABC):
         Tensor
             What the heads give, side by side, `(tokens, embed_dim)`.
         """
-        states, layout, dropout, compiled = tokens
+        states, layout, dropout, _ = tokens
         dropped = dropout.of_heads(self.dropout)
-        if compiled and dropped is None:
-            out = self.attend_compiled(states, layout)
-            if out is not None:
-                return out
+        out = self.attend_compiled(tokens) if dropped is None else None
+        if out is not None:
+            return out
         padded, key_mask = layout.pad(torch.stack(self.project_packed(states), dim=1))
         q, k, v = padded.permute(2, 0, 3, 1, 4)  # (batch, heads, longest, head_dim)
         if dropped is not None:
@@ -493,20 +495,27 @@ class AbstractAttention(nn.Module, ABC):
         with in_mode(self, train=True):
             return self.attend(q, k, v, key_mask, causal=self.causal)
 
-    def attend_compiled(self, states: Tensor, layout: "Layout") -> Tensor | None:
-        """Attend in compiled loops, without dropout.
+    def attend_compiled(self, tokens: PackedTokens) -> Tensor | None:
+        """Attend in the compiled loops that the class names, without dropout.
 
         Parameters
         ----------
-        states, layout
-            As in `attend_packed`.
+        tokens
+            The states, and where sequences are.
 
         Returns
         -------
         Tensor or None
-            As that of `attend_packed`; None where there is no such loop.
+            As that of `attend_packed`; None where there are no such loops.
         """
-        return None
+        if not tokens.compiled or self.compiled_core is None:
+            return None
+        # Only here: it imports numba.
+        from coulomb.attention.layers import packed_cores
+
+        core = getattr(packed_cores, self.compiled_core)
+        out: Tensor | None = core(self, tokens.states, tokens.layout)
+        return out
 
     def project_packed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project packed states.

@@ -24,7 +24,6 @@ from coulomb.features import AbstractFeatureMap, Favor, Particles
 
 if TYPE_CHECKING:
     from coulomb.attention.encoder.dropout import Dropout
-    from coulomb.attention.encoder.layout import Layout
 
 __all__ = ["Linformer", "Performer", "SoftmaxAttention"]
 
@@ -55,6 +54,8 @@ class SoftmaxAttention(AbstractAttention):
              [0.5000, 0.5000]]], grad_fn=...)
     """
 
+    compiled_core = "attend_softmax"
+
     def __init__(
         self,
         embed_dim: int,
@@ -81,11 +82,6 @@ class SoftmaxAttention(AbstractAttention):
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor, dropout: "Dropout"
     ) -> Tensor:
         return dropout.drop(self.weights(q, k, key_mask, causal=self.causal)) @ v
-
-    def attend_compiled(self, states: Tensor, layout: "Layout") -> Tensor | None:
-        from coulomb.attention.layers.packed_cores import attend_softmax
-
-        return attend_softmax(self, states, layout)
 
     def weights(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None, *, causal: bool
@@ -255,6 +251,8 @@ class Linformer(AbstractAttention):
     torch.Size([3, 3])
     """
 
+    compiled_core = "attend_mixtures"
+
     def __init__(
         self,
         embed_dim: int,
@@ -339,14 +337,6 @@ class Linformer(AbstractAttention):
         # It drops what its mixtures receive, as torch's function does.
         keys, values = self.mixtures(k, key_mask, causal=self.causal)
         return dropout.drop(self._shares(q, keys @ k)) @ (values @ v)
-
-    def attend_compiled(self, states: Tensor, layout: "Layout") -> Tensor | None:
-        from coulomb.attention.layers.packed_cores import attend_mixtures
-
-        if layout.longest > self.max_length:
-            return None
-        mixtures = self.key_mixture, self.value_mixture
-        return attend_mixtures(self, states, *mixtures, layout)
 
     def _shares(self, q: Tensor, keys: Tensor) -> Tensor:
         logits = q @ keys.transpose(-1, -2) / math.sqrt(self.head_dim)

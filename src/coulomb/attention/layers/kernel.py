@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -42,9 +42,6 @@ from coulomb.features import (
     as_feature_map,
 )
 
-if TYPE_CHECKING:
-    from coulomb.attention.encoder.layout import Layout
-
 __all__ = ["AbstractAttention", "KernelAttention", "attention_layers"]
 
 # Norm of a particle at the start, for maps without a norm of their own. Longer ones
@@ -70,6 +67,8 @@ def _as_law(
 
 class AbstractFeatureAttention(AbstractAttention):
     """Attention by features, `a_i = phi(q_i)' G / phi(q_i)' z`."""
+
+    compiled_core = "attend_features"
 
     @abstractmethod
     def kernel(self) -> tuple[Particles, AbstractFeatureMap]:
@@ -123,20 +122,13 @@ class AbstractFeatureAttention(AbstractAttention):
 
     def attend_packed(self, tokens: PackedTokens) -> Tensor:
         self.count_pass()
-        states, layout, dropout, compiled = tokens
-        out = self.attend_compiled(states, layout) if compiled else None
+        out = self.attend_compiled(tokens)
         if out is None:
-            keys = self.as_key_particles()
-            operands = *self.project_packed(states), *self.kernel(), layout.cu_seqlens
+            keys, bounds = self.as_key_particles(), tokens.layout.cu_seqlens
+            operands = *self.project_packed(tokens.states), *self.kernel(), bounds
             out = packed_attention(*operands, key_particles=keys, causal=self.causal)
             out = out.flatten(1)
-        return dropout.drop(out, self.dropout)
-
-    def attend_compiled(self, states: Tensor, layout: "Layout") -> Tensor | None:
-        from coulomb.attention.layers.packed_cores import attend_features
-
-        keys = self.as_key_particles()
-        return attend_features(self, states, *self.kernel(), keys, layout)
+        return tokens.dropout.drop(out, self.dropout)
 
 
 @attention_layers.add("kernel")

@@ -15,7 +15,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from coulomb.attention.layers.base import AbstractAttention
-from coulomb.features import AbstractFeatureMap, Particles
+from coulomb.attention.layers.baselines import Linformer
+from coulomb.attention.layers.kernel import AbstractFeatureAttention
+from coulomb.features import AbstractFeatureMap
 from coulomb.kernels import maps
 from coulomb.kernels import packed_attention as loops
 
@@ -61,14 +63,10 @@ def _tracked(*tensors: Tensor | None) -> bool:
 
 
 def attend_features(
-    layer: AbstractAttention,
-    x: Tensor,
-    particles: Particles,
-    feature_map: AbstractFeatureMap,
-    key_particles: Particles | None,
-    layout: "Layout",
+    layer: AbstractFeatureAttention, x: Tensor, layout: "Layout"
 ) -> Tensor | None:
     """Attend by features inside packed sequences, or give None where loops cannot."""
+    particles, feature_map = layer.kernel()
     numbers = map_numbers(feature_map, layer.head_dim)
     shared = layer.qkv == "shared"
     weight = layer.v_proj_weight if shared else layer.in_proj_weight
@@ -76,8 +74,9 @@ def attend_features(
     long = layout.effective_length > _LONGEST
     if numbers is None or weight is None or layer.causal or long:
         return None
-    keys = None if key_particles is None else key_particles.positions
-    tensors = x, weight, bias, particles.positions, keys
+    keys = layer.as_key_particles()
+    positions = particles.positions, None if keys is None else keys.positions
+    tensors = x, weight, bias, *positions
     keep = _tracked(*tensors)
     return apply(KernelCore, *tensors, particles.phases, numbers, layout, keep)
 
@@ -86,21 +85,21 @@ def attend_softmax(
     layer: AbstractAttention, x: Tensor, layout: "Layout"
 ) -> Tensor | None:
     """Attend by softmax inside packed sequences, or give None where loops cannot."""
-    fits = layout.effective_length <= _LONGEST
-    joint = _project_joint(layer, x) if fits else None
+    long = layout.effective_length > _LONGEST
+    joint = None if long else _project_joint(layer, x)
     if joint is None:
         return None
     return apply(SoftmaxCore, joint, layer.num_heads, layout, _tracked(joint))
 
 
-def attend_mixtures(
-    layer: AbstractAttention, x: Tensor, keys: Tensor, values: Tensor, layout: "Layout"
-) -> Tensor | None:
+def attend_mixtures(layer: Linformer, x: Tensor, layout: "Layout") -> Tensor | None:
     """Attend to mixtures inside packed sequences, or give None where loops cannot."""
-    joint = _project_joint(layer, x)
+    long = layout.longest > layer.max_length
+    joint = None if long else _project_joint(layer, x)
     if joint is None:
         return None
-    return apply(MixtureCore, joint, keys, values, layer.num_heads, layout)
+    mixtures = layer.key_mixture, layer.value_mixture
+    return apply(MixtureCore, joint, *mixtures, layer.num_heads, layout)
 
 
 def _project_joint(layer: AbstractAttention, x: Tensor) -> Tensor | None:

@@ -18,7 +18,7 @@ _SETTINGS = ("causal", "dropout", "feature_map", "n_features", "qkv", "start")
 # Self-attention of transformers that is softmax(q k') v and nothing else (no relative
 # or rotary positions, no blocks), with the names of its projections. BERT projects the
 # output in the module that follows.
-_BERT = ("query", "key", "value", None)
+_BERT = ("query", "key", "value", "")
 _TRANSFORMERS = {
     "BertGenerationSelfAttention": _BERT,
     "BertSelfAttention": _BERT,
@@ -90,9 +90,9 @@ def replace_attention(
             f"{', '.join(n.split('SelfA')[0] for n in _TRANSFORMERS)}; got "
             f"{type(model).__name__} with {len(found)} of them, none selected."
         )
-    source = as_generator(generator)
+    options = {"generator": as_generator(generator), **settings}
     # Everything is built before anything is swapped: a refusal changes nothing.
-    swaps = [(name, _swapped(found[name], source, settings)) for name in chosen]
+    swaps = [(name, _swapped(found[name], options)) for name in chosen]
     for name, layer in swaps:
         model.set_submodule(name, layer)
     for module in model.modules():
@@ -107,27 +107,20 @@ def _is_attention(module: nn.Module) -> bool:
     return kind is nn.MultiheadAttention or (theirs and kind.__name__ in _TRANSFORMERS)
 
 
-def _swapped(
-    module: nn.Module, generator: torch.Generator, settings: dict[str, Any]
-) -> nn.Module:
-    if isinstance(module, nn.MultiheadAttention):
-        layer: nn.Module = _from_torch(module, generator, settings)
-    else:
-        layer = _from_transformers(module, generator, settings)
+def _swapped(module: nn.Module, options: dict[str, Any]) -> nn.Module:
+    torchs = isinstance(module, nn.MultiheadAttention)
+    layer = (_from_torch if torchs else _from_transformers)(module, options)
     return layer.train(module.training)
 
 
-def _from_torch(
-    module: nn.MultiheadAttention, generator: torch.Generator, settings: dict[str, Any]
-) -> KernelAttention:
+def _from_torch(module: Any, options: dict[str, Any]) -> nn.Module:
     if module.bias_k is not None or module.add_zero_attn:
         raise ParameterError(
             "`model` must have no MultiheadAttention with add_bias_kv or "
             "add_zero_attn; got one. Leave it out with `select`."
         )
-    size = module.embed_dim, module.num_heads
-    options: dict[str, Any] = {**options_of(module), **settings}
-    layer = KernelAttention(*size, generator=generator, **options)
+    options = {**options_of(module), **options}
+    layer = KernelAttention(module.embed_dim, module.num_heads, **options)
     if layer.qkv == "learned":
         layer.adopt(module)
         return layer
@@ -146,12 +139,9 @@ def _copy(target: Tensor | None, source: Tensor | None) -> None:
         target.requires_grad_(source.requires_grad)
 
 
-def _from_transformers(
-    module: Any, generator: torch.Generator, settings: dict[str, Any]
-) -> "TransformersAttention":
-    names = _TRANSFORMERS[type(module).__name__]
-    query, key, value = (getattr(module, str(name)) for name in names[:3])
-    heads = getattr(module, "num_attention_heads", None) or module.n_heads
+def _from_transformers(module: Any, options: dict[str, Any]) -> nn.Module:
+    *names, output = _TRANSFORMERS[type(module).__name__]
+    query, key, value = (getattr(module, name) for name in names)
     kind = getattr(module, "position_embedding_type", "absolute")
     if query.in_features != query.out_features or kind != "absolute":
         raise ParameterError(
@@ -160,29 +150,23 @@ def _from_transformers(
             f"{type(module).__name__}. Leave it out with `select`."
         )
     dropout = getattr(module, "dropout", None)
-    rate = getattr(dropout, "p", getattr(module, "attention_dropout", 0.0))
-    causal = bool(getattr(module, "is_causal", False))
-    layer = KernelAttention(
-        query.in_features,
-        heads,
-        bias=query.bias is not None,
-        batch_first=True,
-        generator=generator,
-        device=query.weight.device,
-        dtype=query.weight.dtype,
-        **{"dropout": rate, "causal": causal, **settings},
-    )
-    layer.out_proj = (
-        nn.Identity() if names[3] is None else module.get_submodule(names[3])
-    )
-    if layer.qkv == "learned":
-        for name in ("weight", "bias"):
-            parts = [getattr(part, name) for part in (query, key, value)]
-            joint = None if parts[0] is None else torch.cat(parts)
-            _copy(getattr(layer, f"in_proj_{name}"), joint)
-    else:
-        _copy(layer.v_proj_weight, value.weight)
-        _copy(layer.v_proj_bias, value.bias)
+    theirs = {
+        "dropout": getattr(dropout, "p", getattr(module, "attention_dropout", 0.0)),
+        "causal": bool(getattr(module, "is_causal", False)),
+        "bias": query.bias is not None,
+        "batch_first": True,
+        "device": query.weight.device,
+        "dtype": query.weight.dtype,
+    }
+    heads = getattr(module, "num_attention_heads", None) or module.n_heads
+    layer = KernelAttention(query.in_features, heads, **{**theirs, **options})
+    layer.out_proj = module.get_submodule(output) if output else nn.Identity()
+    for name in ("weight", "bias"):
+        parts = [getattr(part, name) for part in (query, key, value)]
+        if layer.qkv == "shared":
+            _copy(getattr(layer, f"v_proj_{name}"), parts[2])
+        elif parts[0] is not None:
+            _copy(getattr(layer, f"in_proj_{name}"), torch.cat(parts))
     return TransformersAttention(layer)
 
 
@@ -209,9 +193,9 @@ class TransformersAttention(nn.Module):
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend."""
-        refused = {"past_key_values": past_key_values}
-        refused |= {name: options.get(name) for name in ("head_mask", "past_key_value")}
-        for name, given in refused.items():
+        options = {"past_key_values": past_key_values, **options}
+        for name in ("past_key_values", "head_mask", "past_key_value"):
+            given = options.get(name)
             if given is not None:
                 raise ParameterError(
                     f"`{name}` must be None for linear attention; got "

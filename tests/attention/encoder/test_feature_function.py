@@ -2,6 +2,7 @@ import pytest
 import torch
 from packed_cases import LENGTHS, make_batch, make_model
 
+from coulomb._support.errors import ParameterError
 from coulomb.attention.align.problem import as_batch
 from coulomb.attention.encoder.layout import pad
 from coulomb.attention.encoder.packed import feature_function
@@ -48,3 +49,34 @@ def test_weights_and_gradients_are_those_of_the_padded_encoder(row):
     )
     for first, second in zip(one, two, strict=True):
         assert (first - second).norm() < 1e-3 * second.norm()
+
+
+@pytest.mark.parametrize(
+    ("kind", "pool", "shapes"),
+    [
+        ("heads", "mean", [(8, 32), (8, 32)]),
+        ("heads", "none", [(1, 45, 32), (1, 45, 32)]),
+        ("weights", "mean", [(8, 12, 4 * 12)]),
+        ("logits", "mean", [(8, 3)]),
+    ],
+)
+def test_what_it_gives(kind, pool, shapes):
+    model, batch = make_model("shared-elu"), as_batch((make_batch(), torch.arange(8)))
+    found = feature_function(kind, pool)(model, dict(model.named_parameters()), batch)
+    assert [tuple(each.shape) for each in found] == shapes
+
+
+def test_other_parameters_are_used_and_the_model_stays():
+    model, batch = make_model("shared-elu"), as_batch((make_batch(), torch.arange(8)))
+    own = dict(model.named_parameters())
+    before = {name: each.detach().clone() for name, each in own.items()}
+    first, _ = feature_function()(model, own, batch)
+    other, _ = feature_function()(model, {n: 2 * p for n, p in own.items()}, batch)
+    assert not torch.allclose(first, other)
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("words", [("head", "mean"), ("heads", "man")])
+def test_unknown_names_are_refused(words):
+    with pytest.raises(ParameterError, match="did you mean"):
+        feature_function(*words)
