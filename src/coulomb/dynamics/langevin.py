@@ -525,7 +525,20 @@ def clip_per_particle(gradient: Tensor, clip: float) -> Tensor:
 
 
 def clip_factors(gradient: Tensor, clip: float) -> Tensor:
-    """Say how much of each gradient is left by `clip_per_particle`: `(..., 1)`."""
+    """Say how much of each gradient `clip_per_particle` leaves.
+
+    Parameters
+    ----------
+    gradient
+        Shape `(..., dim)`.
+    clip
+        The largest norm, finite or not.
+
+    Returns
+    -------
+    Tensor
+        Shape `(..., 1)`, at most one.
+    """
     norm = gradient.norm(dim=-1, keepdim=True)
     return torch.where(norm > clip, clip / norm, torch.ones_like(norm))
 
