@@ -95,4 +95,4 @@ def test_torch_s_encoder_layer_with_kernel_attention(batch_first):
 
     result = align(model, make_batches(), evaluate=evaluate, **QUICK)
     assert result.problem.network.layers.names == ("1.self_attn",)
-    assert (result.stats.moved() > 0).all()
+    assert (result.positions != result.stats.start).all()

@@ -1,10 +1,11 @@
 """Checks of arguments, each with one sentence for the user."""
 
 import math
+from collections.abc import Collection
 from numbers import Integral, Real
 from typing import Any
 
-from coulomb._support.errors import ParameterError, ParameterTypeError
+from coulomb._support.errors import ParameterError, ParameterTypeError, unknown_name
 
 
 def check_real(
@@ -58,3 +59,17 @@ def check_count(name: str, value: Any, *, at_least: int = 1) -> int:
     if value < at_least:
         raise ParameterError(f"`{name}` must be at least {at_least}; got {value!r}.")
     return int(value)
+
+
+def check_member(name: str, value: object, known: Collection[str]) -> None:
+    """Refuse what is not among the known names, and name the nearest one.
+
+    Examples
+    --------
+    >>> check_member("norm", "prae", ("post", "pre"))
+    Traceback (most recent call last):
+    coulomb._support.errors.ParameterError: `norm` has no member 'prae'; did you mean
+    'pre'? Known: post, pre.
+    """
+    if value not in known:
+        raise unknown_name(name, value, known)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from coulomb._support.checks import check_real
-from coulomb._support.errors import ParameterError, ParameterTypeError, unknown_name
+from coulomb._support.checks import check_member, check_real
+from coulomb._support.errors import ParameterError, ParameterTypeError
 from coulomb._support.streams import make_generator
 from coulomb.attention.align.scores import (
     IGNORED,
@@ -114,8 +114,7 @@ class ParticleLayers:
         """Look for modules with particles `(heads, n, dim)` and a feature map."""
         shapes = _particle_shapes(model)
         for name in chosen or ():
-            if name not in shapes:
-                raise unknown_name("layers", name, shapes)
+            check_member("layers", name, shapes)
         names = tuple(name for name in shapes if chosen is None or name in chosen)
         if not names:
             raise ParameterError(
@@ -184,9 +183,8 @@ class Network:
     free: Parameters = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        names = dict(self.model.named_modules())
-        if self.output is not None and self.output not in names:
-            raise unknown_name("output", self.output, names)
+        if self.output is not None:
+            check_member("output", self.output, dict(self.model.named_modules()))
 
     def __call__(self, positions: Tensor, batch: Batch) -> list[Tensor]:
         """Evaluate the model with its particles at `positions`.
@@ -292,10 +290,9 @@ class View:
     pool: Pool = "mean"
 
     def __post_init__(self) -> None:
-        if self.level not in LEVELS:
-            raise unknown_name("level", self.level, LEVELS)
-        if isinstance(self.pool, str) and self.pool not in ("mean", "cls"):
-            raise unknown_name("pool", self.pool, ("mean", "cls"))
+        check_member("level", self.level, LEVELS)
+        if isinstance(self.pool, str):
+            check_member("pool", self.pool, ("mean", "cls"))
 
     def rows(
         self, outputs: Sequence[Tensor], batch: Batch, heads: int, *, pairwise: bool

@@ -33,6 +33,7 @@ from coulomb.attention.align.sampler import (
     BatchedSampler,
     DriftStats,
     batch_of_step,
+    root_mean_square,
 )
 from coulomb.attention.align.scores import IGNORED
 from coulomb.attention.align.settings import AlignmentSettings
@@ -142,7 +143,8 @@ class AlignmentResult:
                 f"particles from {before:.3g} to {after:.3g}: compare with that, "
                 "unlearned."
             )
-        moved = float(self.stats.moved().square().mean().sqrt())
+        moved = root_mean_square(self.positions - self.stats.start)
+        moved = moved.square().mean().sqrt()
         text.append(f"Particles ended {moved:.3g} from where they began.")
         return " ".join([*text, drift_sentence(self)])
 
@@ -313,7 +315,6 @@ def _init_run(
             extra["align.start"].to(read.device),
             extra["align.drift"].to(read.device),
             float(extra["align.noise"]),
-            positions,
         )
         norms = (float(extra["align.norms"][0]), float(extra["align.norms"][1]))
     for name in network.free:

@@ -31,7 +31,6 @@ class DriftStats:
     start: Tensor
     drift: Tensor
     noise: float = 0.0
-    now: Tensor | None = None
 
     @classmethod
     def of(cls, start: Tensor) -> "DriftStats":
@@ -48,15 +47,11 @@ class DriftStats:
         walk = math.sqrt(n * dim * self.noise)
         return torch.where(carried > 0, carried / walk if walk else math.inf, carried)
 
-    def moved(self) -> Tensor:
-        """Measure how far particles are from their start, root mean square."""
-        now = self.start if self.now is None else self.now
-        return root_mean_square(now - self.start)
-
     def record(self, run: Run) -> None:
         """Add to the last record of a run: a callback that never ends it."""
         run.history[-1]["drift_to_noise"] = self.drift_to_noise().tolist()
-        run.history[-1]["moved"] = self.moved().tolist()
+        moved = root_mean_square(run.particles.positions - self.start)
+        run.history[-1]["moved"] = moved.tolist()
 
 
 def root_mean_square(moves: Tensor) -> Tensor:
@@ -110,7 +105,6 @@ class BatchedSampler(AbstractSampler):
         )
         following, info = self.sampler.move(state, gradient, generator=generator)
         self._add_up(state, scale * pull.gradient, gradient, info)
-        self.stats.now = following.particles.positions
         free = problem.network.free
         for name, slope in slopes.items():
             free[name] = free[name] - settings.also_step_size * slope

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from coulomb._support.checks import check_count, check_real
-from coulomb._support.errors import ParameterError, unknown_name
+from coulomb._support.checks import check_count, check_member, check_real
+from coulomb._support.errors import ParameterError
 from coulomb.attention.align.scores import AbstractScore
 from coulomb.domains import AbstractDomain, Ball, Space
 from coulomb.dynamics.langevin import (
@@ -19,8 +19,6 @@ from coulomb.dynamics.langevin import (
 )
 from coulomb.interactions import AbstractInteraction, Riesz
 from coulomb.objectives import AbstractOneBody
-
-DRIFTS = ("N", "plain")
 
 Pool = str | Callable[[Tensor, Tensor | None], Tensor]
 
@@ -108,8 +106,7 @@ class AlignmentSettings:
     def __post_init__(self) -> None:
         check_count("max_epochs", self.max_epochs, at_least=0)
         check_count("watched", self.watched)
-        if self.drift not in DRIFTS:
-            raise unknown_name("drift", self.drift, DRIFTS)
+        check_member("drift", self.drift, ("N", "plain"))
         built = self.build_sampler()
         if isinstance(built, AdamLangevin) and self.inverse_temperature != math.inf:
             # Noise that is scaled by the gradient would leave no control without it.
@@ -156,8 +153,7 @@ class AlignmentSettings:
         """
         known = [setting.name for setting in fields(self)]
         for name in changes:
-            if name not in known:
-                raise unknown_name("settings", name, known)
+            check_member("settings", name, known)
         return replace(self, **changes)
 
 
