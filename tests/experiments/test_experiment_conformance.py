@@ -143,3 +143,19 @@ def test_records_of_other_constants_are_not_taken(tmp_path, monkeypatch):
     (record,) = load_records(tmp_path / "text")  # the later one counts
     expected = job_key("text", record.job, text_constants(record.job))
     assert record.key == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "key"),
+    [
+        ("noise", 0, "d3384d6d260d3bdc"),
+        ("budget", -1, "465cdc928cabb21a"),
+        ("text", 0, "9b168aa202f88f53"),
+        ("phase-a", 0, "0299562a78d8a179"),
+    ],
+)
+def test_keys_of_jobs_are_those_of_earlier_versions(name, place, key):
+    """Else their records would be run again; only other constants may change them."""
+    experiment = experiments.build(name)
+    job = experiment.plan(SMOKE)[place]
+    assert job_key(name, job, experiment.constants(job)) == key

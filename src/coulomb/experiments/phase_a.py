@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from coulomb.experiments.base import (
 )
 from coulomb.experiments.records import Job, Record
 from coulomb.experiments.summary import METHOD_TITLES, paired, select
-from coulomb.experiments.text import TOY, load_corpus, only_numbers
+from coulomb.experiments.text import TOY, by_flag, load_corpus, only_numbers
 from coulomb.text.data import Corpus
 from coulomb.text.evaluate import judged_by
 from coulomb.text.settings import TextSettings, preset
@@ -134,7 +134,7 @@ class PhaseA(AbstractExperiment):
         return [Outcome(numbers, seconds, corpus.reported_on, job["control"], extra)]
 
     def constants(self, job: Job) -> Mapping[str, Any]:
-        return asdict(arm_settings(job))
+        return by_flag(arm_settings(job))
 
 
 def arm_settings(job: Mapping[str, Any]) -> TextSettings:

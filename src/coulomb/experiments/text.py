@@ -1,7 +1,6 @@
 """The paper's tables of text classification: 18 rows, their controls, bags of words."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from coulomb.experiments.base import (
 from coulomb.experiments.records import Job
 from coulomb.text.baselines import KINDS, bag_of_words_baseline
 from coulomb.text.data import Corpus, build_corpus
-from coulomb.text.settings import TextSettings, preset
+from coulomb.text.settings import SETTINGS, TextSettings, preset
 from coulomb.text.tasks import TASKS, load_task
 from coulomb.text.tokens import Vocabulary, choose_vocabulary
 from coulomb.text.training import train
@@ -138,7 +137,12 @@ def text_constants(job: Job) -> dict[str, Any]:
     >>> text_constants(row)["lr"]
     0.0002
     """
-    return {} if job["method"] in KINDS else asdict(text_settings(_row(job)))
+    return {} if job["method"] in KINDS else by_flag(text_settings(_row(job)))
+
+
+def by_flag(settings: TextSettings) -> dict[str, Any]:
+    """Write out settings by the names of their flags, as keys of jobs hold them."""
+    return {name: getattr(settings, name) for name in SETTINGS}
 
 
 @lru_cache(maxsize=2)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -27,6 +28,14 @@ from coulomb.experiments.summary import (
     summarise,
 )
 
+_noise_claim = partial(
+    claim, source="subsec:nonlinear-synth-cls, Results", needs="noise"
+)
+_budget_claim = partial(claim, source="Experiments, first paragraph", needs="budget")
+_runtime_claim = partial(claim, source="tab:powerlaw-summary", needs="runtime")
+_strength_claim = partial(
+    claim, source="Ablation, fig:supp-lambda-sweep", needs="strength"
+)
 _METRIC = "expected_accuracy"
 _MODERATE = (1.0, 10.0, 100.0)
 _NONZERO = (0.2, 0.5, 0.8, 1.0, 1.5)
@@ -63,10 +72,8 @@ def _moderate_noise_importance(evidence: Evidence, constants: str) -> Finding | 
     return _against(evidence, constants, "importance", _METRIC, noise=_MODERATE)
 
 
-@claim(
-    source="Experiments, first paragraph",
+@_budget_claim(
     text="The accuracy gap to fixed features widens with the feature budget.",
-    needs="budget",
 )
 def _gap_widens(evidence: Evidence, constants: str) -> Finding | None:
     gaps = {}
@@ -97,11 +104,9 @@ def _kept(
     return {t: few[t] / many[t] for t in many if t in few}
 
 
-@claim(
-    source="Experiments, first paragraph",
+@_budget_claim(
     text="With 64 features, particles retain roughly 90 % of what 256 achieve.",
     paper="about 90 %",
-    needs="budget",
 )
 def _retains_90_percent(evidence: Evidence, constants: str) -> Finding | None:
     few, many = (_learned(evidence, constants, budget) for budget in (64, 256))
@@ -114,10 +119,8 @@ def _retains_90_percent(evidence: Evidence, constants: str) -> Finding | None:
     return Finding(ours, None, verdict(share.mean > _ROUGHLY - 0.05), note)
 
 
-@claim(
-    source="Experiments, first paragraph",
+@_budget_claim(
     text="From 256 to 64 features, fixed random features degrade more sharply.",
-    needs="budget",
 )
 def _fixed_degrades_more(evidence: Evidence, constants: str) -> Finding | None:
     few, many = (_learned(evidence, constants, budget) for budget in (64, 256))
@@ -130,10 +133,8 @@ def _fixed_degrades_more(evidence: Evidence, constants: str) -> Finding | None:
     return gain(difference, note, ours=told)
 
 
-@claim(
-    source="subsec:nonlinear-synth-cls, Results",
+@_noise_claim(
     text="Across noise levels, the RBF SVM with a tuned bandwidth performs best.",
-    needs="noise",
 )
 def _tuned_svm_best(evidence: Evidence, constants: str) -> Finding | None:
     records = select(evidence["noise"], control=None, design=42, n_features=5)
@@ -155,10 +156,8 @@ def _tuned_svm_best(evidence: Evidence, constants: str) -> Finding | None:
     return compare(tuned, others[best], _METRIC, f"Against the best other: {best}.")
 
 
-@claim(
-    source="subsec:nonlinear-synth-cls, Results",
+@_noise_claim(
     text="The RBF SVM underperforms substantially with gamma = 0.01 or 100.",
-    needs="noise",
     constants=("paper",),
 )
 def _misspecified_svm(evidence: Evidence, constants: str) -> Finding | None:
@@ -172,32 +171,25 @@ def _misspecified_svm(evidence: Evidence, constants: str) -> Finding | None:
     return gain(smallest, f"At sigma up to 1. {told}.")
 
 
-def _clear_gain(metric: str, method: str) -> None:
-    what = {"fixed": "fixed random features", "importance": "importance sampling"}[
-        method
-    ]
+def _clear_gain(metric: str, method: str, what: str) -> None:
     name = {_METRIC: "accuracy", "f1": "F1"}[metric]
 
-    @claim(
+    @_noise_claim(
         f"clear-gain-{method}-{name.lower()}",
-        source="subsec:nonlinear-synth-cls, Results",
         text=f"Optimising the features gives clear gains in {name} over {what}.",
-        needs="noise",
     )
     def test(evidence: Evidence, constants: str) -> Finding | None:
         return _against(evidence, constants, method, metric, n_features=5)
 
 
-_clear_gain(_METRIC, "fixed")
-_clear_gain("f1", "fixed")
-_clear_gain(_METRIC, "importance")
+_clear_gain(_METRIC, "fixed", "fixed random features")
+_clear_gain("f1", "fixed", "fixed random features")
+_clear_gain(_METRIC, "importance", "importance sampling")
 
 
-@claim(
-    source="tab:powerlaw-summary",
+@_runtime_claim(
     text="The seconds of Langevin learning grow with the samples as n^0.730.",
     paper="0.730",
-    needs="runtime",
 )
 def _langevin_sublinear(evidence: Evidence, constants: str) -> Finding | None:
     laws = [
@@ -214,12 +206,10 @@ def _langevin_sublinear(evidence: Evidence, constants: str) -> Finding | None:
     return Finding(ours, None, verdict(law["high"] < 1), note)
 
 
-@claim(
-    source="tab:powerlaw-summary",
+@_runtime_claim(
     text="Seconds grow fastest for multiple kernels, then for the RBF SVM, then for "
     "methods with features.",
     paper="1.961 > 1.477 > 0.967, 0.799, 0.730",
-    needs="runtime",
     constants=("paper",),
 )
 def _runtime_order(evidence: Evidence, constants: str) -> Finding | None:
@@ -265,11 +255,9 @@ def _spread(evidence: Evidence, constants: str, noise: tuple[float, ...]) -> Dif
     return paired(best, worst, _METRIC)
 
 
-@claim(
-    source="Ablation, fig:supp-lambda-sweep",
+@_strength_claim(
     text="At small noise (sigma <= 1e-3) the strength has little effect.",
     paper="minimal separation",
-    needs="strength",
 )
 def _small_noise_no_effect(evidence: Evidence, constants: str) -> Finding | None:
     spread = _spread(evidence, constants, (1e-5, 1e-4, 1e-3))
@@ -279,11 +267,9 @@ def _small_noise_no_effect(evidence: Evidence, constants: str) -> Finding | None
     return Finding(words(spread), spread, verdict(spread.mean < _MINIMAL), note)
 
 
-@claim(
-    source="Ablation, fig:supp-lambda-sweep",
+@_strength_claim(
     text="At moderate noise, nonzero potentials outperform vanilla random features.",
     paper="a few points",
-    needs="strength",
 )
 def _repulsion_beats_fixed(evidence: Evidence, constants: str) -> Finding | None:
     ours = _strengths(evidence, constants, _NONZERO, noise=_MODERATE)
@@ -293,11 +279,9 @@ def _repulsion_beats_fixed(evidence: Evidence, constants: str) -> Finding | None
     return compare(ours, fixed, _METRIC)
 
 
-@claim(
-    source="Ablation, fig:supp-lambda-sweep",
+@_strength_claim(
     text="At moderate noise, nonzero potentials outperform lambda = 0.",
     paper="a few points",
-    needs="strength",
 )
 def _repulsion_beats_none(evidence: Evidence, constants: str) -> Finding | None:
     ours = _strengths(evidence, constants, _NONZERO, noise=_MODERATE)
@@ -305,11 +289,7 @@ def _repulsion_beats_none(evidence: Evidence, constants: str) -> Finding | None:
     return compare(ours, none, _METRIC)
 
 
-@claim(
-    source="Ablation, fig:supp-lambda-sweep",
-    text="A strength of 0.5 to 1.0 gives the most reliable gains.",
-    needs="strength",
-)
+@_strength_claim(text="A strength of 0.5 to 1.0 gives the most reliable gains.")
 def _best_strength(evidence: Evidence, constants: str) -> Finding | None:
     best = _strengths(evidence, constants, (0.5, 0.8, 1.0), noise=_MODERATE)
     others = _strengths(evidence, constants, (0.0, 0.2, 1.5), noise=_MODERATE)
@@ -317,10 +297,8 @@ def _best_strength(evidence: Evidence, constants: str) -> Finding | None:
     return compare(best, others, _METRIC, note)
 
 
-@claim(
-    source="Ablation, fig:supp-lambda-sweep",
+@_strength_claim(
     text="At moderate noise, a strength of 0.5 to 1.0 has a smaller variance than 0.",
-    needs="strength",
 )
 def _smaller_variance(evidence: Evidence, constants: str) -> Finding | None:
     logs, counts = [], []
@@ -347,10 +325,8 @@ def _smaller_variance(evidence: Evidence, constants: str) -> Finding | None:
     return gain(ratio, "Mean log ratio of variances, lambda = 0 over the others.")
 
 
-@claim(
-    source="Ablation, fig:supp-lambda-sweep",
+@_strength_claim(
     text="At extreme noise (sigma >= 1e3) the gaps between strengths narrow.",
-    needs="strength",
 )
 def _large_noise_gaps_narrow(evidence: Evidence, constants: str) -> Finding | None:
     moderate = _spread(evidence, constants, (1.0,))
@@ -363,11 +339,7 @@ def _large_noise_gaps_narrow(evidence: Evidence, constants: str) -> Finding | No
     return gain(difference, note)
 
 
-@claim(
-    source="Ablation, fig:supp-lambda-sweep",
-    text="A very large strength (1.5) underperforms a moderate one (0.5).",
-    needs="strength",
-)
+@_strength_claim(text="A very large strength (1.5) underperforms a moderate one (0.5).")
 def _too_strong(evidence: Evidence, constants: str) -> Finding | None:
     moderate, large = (_strengths(evidence, constants, (s,)) for s in (0.5, 1.5))
     return gain(paired(moderate, large, _METRIC), "Over all noise levels.")
