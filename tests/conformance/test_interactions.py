@@ -17,8 +17,8 @@ from coulomb.interactions import (
     interactions,
     pair_energy,
     pair_sums,
+    tiled_sum,
 )
-from coulomb.interactions.sums import tiled_sum
 
 EXPONENTS = [-1.9, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.7]
 

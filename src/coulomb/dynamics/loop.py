@@ -7,6 +7,7 @@ state and going on later gives the same trajectory, to the bit.
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 from coulomb._support.archive import read_archive, write_archive
 from coulomb._support.checks import check_count
 from coulomb._support.errors import DivergedError, FileFormatError
-from coulomb._support.progress import progress_bar
+from coulomb._support.progress import Advance, progress_bar
 from coulomb.dynamics.langevin import AbstractSampler, Info, State
 from coulomb.dynamics.stopping import AbstractStopRule, StopReason
 from coulomb.energy import Hamiltonian
@@ -155,7 +156,10 @@ def run(
     if not current.history:
         current.history.append(_record(current, energy, settings, None))
     left = max(0, settings.max_steps - current.state.step)
-    with progress_bar("moving particles", left, visible=settings.progress) as show:
+    bar: AbstractContextManager[Advance | None] = nullcontext()
+    if settings.progress is not False:
+        bar = progress_bar("moving particles", left, visible=settings.progress)
+    with bar as show:
         while current.reason is None and current.state.step < settings.max_steps:
             steps = _until_record(current.state.step, settings)
             current.state, info = sampler.advance(
@@ -165,7 +169,8 @@ def run(
             current.history.append(_record(current, energy, settings, info))
             _add_to_window(current, settings.window)
             current.reason = _asked_to_stop(current, settings)
-            show(steps, note=_note(current.history[-1]))
+            if show is not None:
+                show(steps, note=_note(current.history[-1]))
     current.reason = current.reason or StopReason.MAX_STEPS
     return current
 
