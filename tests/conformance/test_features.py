@@ -7,6 +7,7 @@ import torch
 
 from coulomb._support.errors import ParameterError
 from coulomb.features import (
+    Elu,
     Favor,
     Fourier,
     FourierPair,
@@ -21,7 +22,7 @@ from coulomb.features import (
 )
 
 NAMES = list(feature_maps)
-RENORMALISED = ["elu", "softplus", "sigmoid2", "softmaxfeat", "cos2"]
+RENORMALISED = [name for name in NAMES if feature_maps.build(name).normalised]
 
 
 def draw_particles(generator, *shape, dtype=torch.float64):
@@ -78,12 +79,49 @@ class TestEveryMap:
 
     @pytest.mark.parametrize("norm", [1e-4, 1.0, 1e2, 1e4])
     def test_finite_at_any_norm(self, name, norm, generator):
-        if name == "favor" and norm > 1:
-            pytest.skip("favor alone overflows; attention goes through its exponents")
+        if feature_maps.build(name).needs_shift and norm > 1:
+            pytest.skip("features alone overflow; attention takes their logarithms")
         particles = draw_particles(generator, 16, 4, dtype=torch.float32)
         x = torch.randn(8, 4, generator=generator)
         x = norm * x / x.norm(dim=-1, keepdim=True)
         assert feature_maps.build(name)(x, particles).isfinite().all()
+
+    def test_logarithms(self, name, generator):
+        phi = feature_maps.build(name)
+        particles = draw_particles(generator, 9, 3)
+        x = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+        logs = phi.log_features(x, particles)
+        assert (logs is not None) == phi.has_log_features
+        if logs is not None:
+            torch.testing.assert_close(logs.exp(), phi(x, particles))
+        if phi.exponential:
+            rows = logs - projections(x, particles) / phi.temperature
+            torch.testing.assert_close(rows, rows[:, :1].expand_as(rows))
+
+
+def test_what_maps_declare_is_what_the_loops_know():
+    pytest.importorskip("numba")
+    from coulomb.kernels import maps
+
+    codes = {name: feature_maps.build(name).loop_code for name in NAMES}
+    names = {code: name for name, code in codes.items() if code is not None}
+    known = {"softmaxfeat": "SOFTMAX"}
+    for code, name in names.items():
+        assert getattr(maps, known.get(name, name).upper()) == code
+    assert len(names) == 6
+
+
+@pytest.mark.parametrize("kind", [Elu, Softplus])
+def test_the_floor_keeps_features_where_all_would_vanish(kind, generator):
+    particles = Particles(torch.ones(4, 3))
+    deep = -300 * torch.ones(1, 3)  # the function alone is zero in every feature
+    torch.testing.assert_close(kind()(deep, particles), torch.full((1, 4), 0.5))
+    # Three features are the floor, and one is what the function gives at a = 3.
+    particles = Particles(torch.tensor([[1.0], [-99.0], [-99.0], [-99.0]]))
+    floor = 0.25
+    ratio = kind(floor=floor)(3 * torch.ones(1, 1), particles)[0]
+    top = 4.0 if kind is Elu else math.log1p(math.exp(3.0)) + floor
+    torch.testing.assert_close(ratio[0] / ratio[1:], torch.full((3,), top / floor))
 
 
 @pytest.mark.parametrize("name", RENORMALISED)

@@ -8,18 +8,23 @@ from attention_cases import MAPS, gradients, make_case, padding
 
 from coulomb.attention import (
     kernel_attention,
+    kernel_weights,
     linear_attention,
     packed_attention,
 )
 from coulomb.attention.ops import reference
-from coulomb.features import Favor, Particles, feature_maps
+from coulomb.features import Particles, feature_maps
 
 POSITIVE = [name for name in MAPS if feature_maps.build(name).positive]
 
 
-def log_twin(q, k, v, particles, causal=False):
-    """Favor in logarithms, so that nothing can leave the range."""
-    left, right = (Favor().log_features(x, particles) for x in (q, k))
+LOGARITHMIC = [name for name in MAPS if feature_maps.build(name).has_log_features]
+
+
+def log_twin(q, k, v, particles, causal=False, name="favor"):
+    """Attend in logarithms, so that nothing can leave the range."""
+    phi = feature_maps.build(name)
+    left, right = (phi.log_features(x, particles) for x in (q, k))
     logs = torch.logsumexp(left.unsqueeze(-2) + right.unsqueeze(-3), dim=-1)
     if causal:
         future = torch.ones(logs.shape[-2:], dtype=torch.bool).triu(1)
@@ -35,6 +40,63 @@ def test_favor_is_exact_at_every_norm(norm, causal):
     out = kernel_attention(q, k, case.v, case.particles, "favor", causal=causal)
     expected = log_twin(q, k, case.v, case.particles, causal)
     torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-6)
+
+
+def scaled_case(name, scale, dtype):
+    case = make_case(name, n=9, dim=8, n_particles=16, dtype=torch.float32)
+    q, k, v = scale * case.q, scale * case.k, case.v
+    return case._replace(q=q.to(dtype), k=k.to(dtype), v=v.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scale", [1, 5, 20, 100, 1000])
+@pytest.mark.parametrize("form", ["linear", "quadratic"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", LOGARITHMIC)
+def test_far_features_keep_output_and_gradients(name, causal, form, scale, dtype):
+    """Features of queries and keys whose products vanish in this precision."""
+    case = scaled_case(name, scale, dtype)
+    ours = gradients(
+        lambda *a: kernel_attention(*a, name, causal=causal, form=form), case
+    )
+    double = case._replace(
+        **{x: getattr(case, x).double() for x in "qkv"},
+        particles=Particles(*(x.double() for x in case.particles)),
+    )
+    truth = gradients(lambda *a: log_twin(*a, causal=causal, name=name), double)
+    # Rounding of an exponent of the size of `scale` squared, or of the result.
+    step = max(torch.finfo(dtype).eps, 2e-6 * scale)
+    for a, b in zip(ours, truth, strict=True):
+        assert a.isfinite().all()
+        slack = 20 * step * max(1.0, float(b.abs().max()))
+        torch.testing.assert_close(a.double(), b, rtol=0.01, atol=slack)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1, 5, 20, 100, 1000])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", LOGARITHMIC)
+def test_the_twin_is_exact_at_every_norm(name, causal, scale, dtype):
+    case = scaled_case(name, scale, dtype)
+    out = reference.kernel_attention(*case, name, causal=causal)
+    double = [x.double() for x in case[:3]]
+    particles = Particles(*(x.double() for x in case.particles))
+    expected = log_twin(*double, particles, causal, name)
+    error = min(20 * torch.finfo(dtype).eps * scale**2, 1e-3)
+    torch.testing.assert_close(out.double(), expected, rtol=error, atol=error)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", MAPS)
+def test_twins_without_keys(name, causal):
+    case = make_case(name, n=0 if causal else 3, m=0)
+    mask = torch.ones(2, 0, dtype=torch.bool)
+    for key_mask in (None, mask):
+        options = {"key_mask": key_mask, "causal": causal}
+        out = reference.kernel_attention(*case, name, **options)
+        assert torch.equal(out, torch.zeros_like(case.q[..., :2]))
+        rows = kernel_weights(*case[:2], case.particles, name, **options)
+        assert rows.shape == (2, 2, case.q.shape[2], 0)
 
 
 @pytest.mark.parametrize("causal", [False, True])
