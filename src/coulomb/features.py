@@ -56,6 +56,8 @@ class AbstractFeatureMap(ABC):
         What projections are divided by, and the least feature before normalisation.
     tempered : bool
         Whether `temperature` can be chosen.
+    averages_phases : bool
+        Whether alignment is taken in its closed form, the average over all phases.
     loop_code : int or None
         The number of the map in `coulomb.kernels.maps`; None if it has no loop there.
     feature_gives_slope : bool
@@ -68,6 +70,7 @@ class AbstractFeatureMap(ABC):
     normalised: ClassVar[bool] = False
     exponential: ClassVar[bool] = False
     tempered: ClassVar[bool] = False
+    averages_phases: ClassVar[bool] = False
     loop_code: ClassVar[int | None] = None
     feature_gives_slope: ClassVar[bool] = False
     temperature: float = 1.0
@@ -77,6 +80,11 @@ class AbstractFeatureMap(ABC):
     def needs_shift(self) -> bool:
         """Whether features may overflow, so that sums take them in logarithms."""
         return self.exponential and not self.normalised
+
+    @property
+    def softmax_over_features(self) -> bool:
+        """Whether the features are `sqrt(M) softmax(w.x / temperature)`."""
+        return self.exponential and self.normalised
 
     @property
     def has_log_features(self) -> bool:
@@ -132,6 +140,12 @@ class AbstractFeatureMap(ABC):
 
 
 feature_maps: Registry[AbstractFeatureMap] = Registry("feature_map")
+
+# Names for those who need some map: of attention, of estimators, and one whose kernel
+# is that of softmax on average.
+DEFAULT_MAP = "softmaxfeat"
+DEFAULT_ESTIMATOR_MAP = "fourier"
+SOFTMAX_KERNEL_MAP = "favor"
 
 
 def projections(x: Tensor, particles: Particles) -> Tensor:
@@ -200,6 +214,7 @@ class Fourier(AbstractFeatureMap):
 
     positive: ClassVar[bool] = False
     needs_phases: ClassVar[bool] = True
+    averages_phases: ClassVar[bool] = True
 
     def __call__(self, x: Tensor, particles: Particles) -> Tensor:
         angles = projections(x, particles) + _phases(particles, "fourier")

@@ -33,7 +33,7 @@ from coulomb.estimators.learning import (
     learn,
 )
 from coulomb.estimators.selection import DIVERGENCES, LAWS, Features
-from coulomb.features import Fourier, Particles, as_feature_map
+from coulomb.features import DEFAULT_ESTIMATOR_MAP, Particles, as_feature_map
 from coulomb.interactions import AbstractInteraction, interactions
 from coulomb.objectives import Sample
 
@@ -243,7 +243,7 @@ class CoulombSampler(AbstractFourierSampler):
         domain: Any = "space",
         clip: float = 1.0,
         prior: bool = True,
-        feature_map: Any = "fourier",
+        feature_map: Any = DEFAULT_ESTIMATOR_MAP,
         batch_size: Any = "auto",
         labels: str = "centred",
         target: str = "auto",
@@ -465,7 +465,7 @@ class CoulombSampler(AbstractFourierSampler):
     def _features(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         feature_map = as_feature_map(self.feature_map)
-        if isinstance(feature_map, Fourier):
+        if feature_map.averages_phases:
             return super()._features(X)
         X = validate_data(
             self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False
@@ -650,7 +650,7 @@ def _count_candidates(sampler: Any, n_particles: int, beta: float | None) -> int
 
 def _count_pursued(sampler: Any, beta: float | None) -> int | None:
     """Give how many features are pursued, None if held-out folds shall decide."""
-    fourier = isinstance(as_feature_map(sampler.feature_map), Fourier)
+    fourier = as_feature_map(sampler.feature_map).averages_phases
     if isinstance(sampler.pursuit, str):
         if sampler.pursuit != "auto":
             raise unknown_name("pursuit", sampler.pursuit, ["auto"])

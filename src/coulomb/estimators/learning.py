@@ -36,7 +36,7 @@ from coulomb.estimators.selection import (
     choose_law,
     complete,
 )
-from coulomb.features import AbstractFeatureMap, Fourier, Particles
+from coulomb.features import AbstractFeatureMap, Particles
 from coulomb.interactions import AbstractInteraction, ExactSum, FarFieldSum
 from coulomb.objectives import (
     AbstractSampled,
@@ -200,7 +200,7 @@ class _Fit:
         divergences = settings.divergences if free else ()
         if len(laws) * max(1, len(divergences)) == 1:
             return first, divergences[0] if divergences else None, []
-        fourier = isinstance(settings.feature_map, Fourier)
+        fourier = settings.feature_map.averages_phases
         few = self.distinct_rows < _ENOUGH_TO_CHOOSE
         if few or not fourier or not divergences:
             law, divergence = CAUTIOUS if few else REFERENCE
@@ -274,7 +274,7 @@ class _Fit:
         return parts[0], parts[1]
 
     def objective(self, sample: Sample) -> AbstractSampled:
-        if isinstance(self.settings.feature_map, Fourier):
+        if self.settings.feature_map.averages_phases:
             return FourierAlignment(sample, self.settings.distinct_pairs)
         return Alignment(
             sample, self.settings.feature_map, self.settings.distinct_pairs

@@ -14,6 +14,7 @@ from coulomb._support.checks import check_count
 from coulomb._support.errors import ParameterError, unknown_name
 from coulomb._support.progress import progress_bar
 from coulomb._support.streams import make_generator
+from coulomb.features import DEFAULT_MAP, SOFTMAX_KERNEL_MAP
 from coulomb.linearise.compare import LineariseReport, cosine_with, measure_speed
 from coulomb.linearise.distil import distil
 from coulomb.linearise.fit import (
@@ -49,7 +50,7 @@ def linearise(
     tokenizer: Tokenizer,
     texts: Sequence[str],
     *,
-    feature_map: str = "softmaxfeat",
+    feature_map: str = DEFAULT_MAP,
     n_features: int = 64,
     objective: str = "kl",
     keep_exact: KeepExact = (),
@@ -221,7 +222,7 @@ def linearised_heads(model: nn.Module) -> list[LinearisedHeads]:
 
 def random_student(teacher: Stack, n_features: int, seed: int) -> Stack:
     """Copy an encoder with FAVOR+ and orthogonal random features: the control."""
-    settings = LineariseSettings(n_features, "favor")
+    settings = LineariseSettings(n_features, SOFTMAX_KERNEL_MAP)
     student = _copy_with_heads(teacher, settings, [()] * len(teacher.sites))
     source = make_generator(seed, 3)
     drawn = (

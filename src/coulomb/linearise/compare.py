@@ -12,7 +12,14 @@ from torch.nn import functional
 from coulomb._support.checks import check_count
 from coulomb._support.progress import progress_bar
 from coulomb._support.streams import make_generator
-from coulomb.features import CustomMap, Favor, Particles, projections
+from coulomb.features import (
+    DEFAULT_MAP,
+    SOFTMAX_KERNEL_MAP,
+    CustomMap,
+    Particles,
+    as_feature_map,
+    projections,
+)
 from coulomb.linearise.distil import pool
 from coulomb.linearise.fit import (
     LineariseSettings,
@@ -273,12 +280,13 @@ def kernel_table(
             few = [part.some_queries(_ROWS, generator=source) for part in held_out]
             _, heads, _, dim = few[0].q.shape
             nothing, eye = torch.zeros(heads, 1, dim), torch.eye(dim)
-            _add(table, "uniform", few, untilted(nothing, as_positive_map("elu")))
+            _add(table, "uniform", few, untilted(nothing, as_positive_map(DEFAULT_MAP)))
             plain = untilted(eye.expand(heads, dim, dim), CustomMap(_elu_plus_one))
             _add(table, "elu + 1", few, plain)
+            softmax = as_feature_map(SOFTMAX_KERNEL_MAP)
             for count in counts:
                 normal = torch.randn(heads, count, dim, generator=source)
-                _add(table, f"FAVOR+ {count}", few, untilted(normal, Favor()))
+                _add(table, f"FAVOR+ {count}", few, untilted(normal, softmax))
                 drawn = orthogonal_favor(heads, count, dim, generator=source)
                 _add(table, f"orthogonal {count}", few, drawn)
                 chosen = replace(settings, n_features=count)

@@ -24,7 +24,13 @@ from coulomb._support.registry import Registry
 from coulomb.dynamics.initial import Orthogonal
 from coulomb.dynamics.langevin import AdamLangevin
 from coulomb.energy import Hamiltonian
-from coulomb.features import AbstractFeatureMap, Favor, Particles, SoftmaxFeatures
+from coulomb.features import (
+    DEFAULT_MAP,
+    SOFTMAX_KERNEL_MAP,
+    AbstractFeatureMap,
+    Particles,
+    as_feature_map,
+)
 from coulomb.interactions import Riesz
 from coulomb.linearise.heads import (
     HeadParticles,
@@ -101,7 +107,7 @@ class LineariseSettings:
     """
 
     n_features: int = 64
-    feature_map: str = "softmaxfeat"
+    feature_map: str = DEFAULT_MAP
     objective: str = "kl"
     start: str = "auto"
     shared: bool = False
@@ -148,7 +154,8 @@ class LineariseSettings:
     @property
     def from_landmarks(self) -> bool:
         """Whether particles start at landmarks."""
-        return self.start != "random" and self.feature_map == "softmaxfeat"
+        softmax = as_positive_map(self.feature_map).softmax_over_features
+        return self.start != "random" and softmax
 
 
 def _one_of(name: str, value: str | None, known: tuple[str | None, ...]) -> None:
@@ -200,7 +207,7 @@ class RowDivergence(AbstractImitation):
     --------
     >>> x, real = torch.zeros(1, 1, 3, 2), torch.ones(1, 3, dtype=torch.bool)
     >>> rows = Rows(x, x, x, real, real)
-    >>> energy = RowDivergence([rows], SoftmaxFeatures(), torch.zeros(1, 2))
+    >>> energy = RowDivergence([rows], as_feature_map(DEFAULT_MAP), torch.zeros(1, 2))
     >>> energy.energy(Particles(torch.ones(1, 4, 6)))
     tensor([0.])
     """
@@ -213,7 +220,7 @@ class RowDivergence(AbstractImitation):
         return rows.mean(-(teacher * student.log()).sum(dim=-1) - entropy)
 
     def field(self, particles: Particles) -> Field:
-        if type(self.feature_map) is not SoftmaxFeatures:
+        if not self.feature_map.softmax_over_features:
             return super().field(particles)
         positions = particles.positions
         with torch.no_grad():
@@ -433,7 +440,7 @@ def orthogonal_favor(
     """Draw the particles of FAVOR+ with orthogonal blocks, the control of learning."""
     law = Orthogonal(1.0)
     draws = [law.draw(n_features, dim, generator=generator) for _ in range(heads)]
-    return untilted(torch.stack(draws), Favor())
+    return untilted(torch.stack(draws), as_feature_map(SOFTMAX_KERNEL_MAP))
 
 
 def landmark_start(
@@ -460,7 +467,7 @@ def landmark_start(
     u = scaled @ root.transpose(1, 2)
     b = -0.5 * (scaled * landmarks).sum(dim=-1) - (u * centre).sum(dim=-1)
     positions = torch.cat([w, a.unsqueeze(-1), u, b.unsqueeze(-1)], dim=-1)
-    return _tilted(positions, q, SoftmaxFeatures())
+    return _tilted(positions, q, as_feature_map(DEFAULT_MAP))
 
 
 def _metric(q: Tensor) -> tuple[Tensor, Tensor]:

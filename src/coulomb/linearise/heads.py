@@ -22,9 +22,9 @@ from coulomb.attention import AbstractAttention, linear_attention
 from coulomb.attention.layers.base import options_of
 from coulomb.attention.ops.checks import must_be_plain
 from coulomb.features import (
+    DEFAULT_MAP,
     AbstractFeatureMap,
     Particles,
-    SoftmaxFeatures,
     feature_maps,
 )
 
@@ -62,7 +62,7 @@ class HeadParticles(NamedTuple):
     --------
     >>> x, v = torch.zeros(1, 1, 3, 2), torch.tensor([1.0, 2.0, 6.0]).view(1, 1, 3, 1)
     >>> particles = HeadParticles(
-    ...     torch.ones(1, 4, 6), torch.zeros(1, 2), SoftmaxFeatures()
+    ...     torch.ones(1, 4, 6), torch.zeros(1, 2), as_positive_map("softmaxfeat")
     ... )
     >>> particles.features(x, x)[0][0, 0, 0]
     tensor([0.5000, 0.5000, 0.5000, 0.5000])
@@ -122,7 +122,7 @@ class HeadParticles(NamedTuple):
         if key_mask is not None:  # whatever stands in the padding, infinities too
             hidden = ~key_mask[:, None, :, None]
             k, values = k.masked_fill(hidden, 0), values.masked_fill(hidden, 0)
-        if isinstance(self.feature_map, SoftmaxFeatures):
+        if self.feature_map.softmax_over_features:
             positions = full.positions / self.feature_map.temperature
             weight = key_log_weight(k, full.key_tilt, key_mask).exp().unsqueeze(-1)
             wanted = torch.is_grad_enabled() and any(
@@ -261,7 +261,7 @@ class LinearisedHeads(nn.Module):
         head_dim: int,
         *,
         n_features: int = 64,
-        feature_map: str = "softmaxfeat",
+        feature_map: str = DEFAULT_MAP,
         exact_heads: Sequence[int] = (),
     ) -> None:
         super().__init__()
@@ -397,7 +397,7 @@ class LinearisedAttention(AbstractAttention):
         attention: nn.MultiheadAttention,
         *,
         n_features: int = 64,
-        feature_map: str = "softmaxfeat",
+        feature_map: str = DEFAULT_MAP,
         exact_heads: Sequence[int] = (),
     ) -> None:
         size = attention.embed_dim, attention.num_heads

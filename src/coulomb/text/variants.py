@@ -117,7 +117,7 @@ def attention_factory(settings: "TextSettings", kind: str) -> "AttentionFactory"
         return partial(
             Linformer, max_length=model.max_length, rank=model.linformer_rank
         )
-    tempered = row.feature_map not in ("favor", "cos2")
+    tempered = feature_maps.build(row.feature_map).tempered
     options = {"temperature": model.feature_temperature} if tempered else {}
     feature_map = feature_maps.build(row.feature_map, **options)
     head_dim = model.width // model.n_heads

@@ -38,7 +38,7 @@ from coulomb.attention.layers.kernel import KernelAttention
 from coulomb.attention.layers.packed_cores import apply, run, weight_gradient
 from coulomb.attention.ops.api import kernel_attention
 from coulomb.attention.ops.decoding import decode_step, init_state
-from coulomb.features import Particles
+from coulomb.features import DEFAULT_MAP, Particles, feature_maps
 from coulomb.kernels import encoder_rows as loops
 from coulomb.kernels import particles as particle_system
 
@@ -230,16 +230,19 @@ def compile_loops() -> None:
     particles = Particles(torch.zeros(4, 128, 64))
     for causal in (False, True):
         x = torch.zeros(1, 4, 2048, 64, requires_grad=True)
-        out = kernel_attention(x, x, x, particles, "favor", causal=causal)
+        out = kernel_attention(x, x, x, particles, DEFAULT_MAP, causal=causal)
         torch.autograd.grad(out.sum(), x)
     x = torch.zeros(1, 4, 64)
-    state = init_state(particles, "favor", batch=1, heads=4, dim_v=64)
-    decode_step(state, x, x, x, particles, "favor")
+    state = init_state(particles, DEFAULT_MAP, batch=1, heads=4, dim_v=64)
+    decode_step(state, x, x, x, particles, DEFAULT_MAP)
     shape = EncoderSettings(8, 2, n_layers=1, width=8, ffn_width=8)
     rows: list[AttentionFactory] = [
-        partial(KernelAttention, qkv="shared", feature_map="favor", n_features=8),
-        partial(KernelAttention, feature_map="favor", n_features=8),
-        partial(KernelAttention, feature_map="cos2", n_features=8),
+        *(
+            partial(KernelAttention, qkv=qkv, feature_map=name, n_features=8)
+            for name in feature_maps
+            for qkv in ("shared", "learned")
+            if feature_maps.build(name).loop_code is not None
+        ),
         SoftmaxAttention,
         Linformer,
     ]

@@ -20,7 +20,12 @@ from coulomb.attention.layers.base import (
 from coulomb.attention.layers.kernel import AbstractFeatureAttention
 from coulomb.attention.ops.checks import must_be_plain
 from coulomb.dynamics.initial import Orthogonal
-from coulomb.features import AbstractFeatureMap, Favor, Particles
+from coulomb.features import (
+    SOFTMAX_KERNEL_MAP,
+    AbstractFeatureMap,
+    Particles,
+    as_feature_map,
+)
 
 if TYPE_CHECKING:
     from coulomb.attention.encoder.dropout import Dropout
@@ -220,7 +225,7 @@ class Performer(AbstractFeatureAttention):
         self._seed, self._draws, self._steps = state.tolist()
 
     def kernel(self) -> tuple[Particles, AbstractFeatureMap]:
-        return Particles(self.particles), Favor()
+        return Particles(self.particles), as_feature_map(SOFTMAX_KERNEL_MAP)
 
 
 @attention_layers.add("linformer")

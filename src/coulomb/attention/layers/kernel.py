@@ -36,6 +36,8 @@ from coulomb.dynamics.initial import (
     starting_laws,
 )
 from coulomb.features import (
+    DEFAULT_MAP,
+    SOFTMAX_KERNEL_MAP,
     AbstractFeatureMap,
     CustomMap,
     Particles,
@@ -53,7 +55,7 @@ def _as_law(
     start: AbstractLaw | str | None, feature_map: AbstractFeatureMap, dim: int
 ) -> AbstractLaw:
     if start is None:
-        # favor is unbiased at unit variance and at no other.
+        # What imitates softmax is unbiased at unit variance and at no other.
         unit = feature_map.imitates_softmax
         return Orthogonal(1.0 if unit else _START_NORM**2 / dim)
     if isinstance(start, AbstractLaw):
@@ -201,7 +203,7 @@ class KernelAttention(AbstractFeatureAttention):
         *,
         feature_map: str
         | AbstractFeatureMap
-        | Callable[[Tensor, Particles], Tensor] = "softmaxfeat",
+        | Callable[[Tensor, Particles], Tensor] = DEFAULT_MAP,
         n_features: int = 256,
         start: AbstractLaw | str | None = None,
         tied: bool = True,
@@ -340,4 +342,6 @@ class KernelAttention(AbstractFeatureAttention):
         return f"{super().extra_repr()}, {features}"
 
 
-attention_layers.add("favor")(partial(KernelAttention, feature_map="favor"))
+attention_layers.add(SOFTMAX_KERNEL_MAP)(
+    partial(KernelAttention, feature_map=SOFTMAX_KERNEL_MAP)
+)
