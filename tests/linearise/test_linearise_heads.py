@@ -44,10 +44,9 @@ def test_temperature_is_the_maps(temperature):
     torch.testing.assert_close(out, particles.rows(q, k, mask) @ v)
 
 
-@pytest.mark.parametrize("elements", [1, 1000, 1 << 18])
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("tokens_first", [True, False])
-def test_blocks_change_nothing(monkeypatch, elements, masked, tokens_first):
+def test_memory_order_and_other_sequences_change_nothing(masked, tokens_first):
     q, k, v, mask = rows_case(batch=3, n=70)
     if tokens_first:  # as the projections of transformers are split
         q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
@@ -55,12 +54,13 @@ def test_blocks_change_nothing(monkeypatch, elements, masked, tokens_first):
     mask = mask if masked else None
     particles = HeadParticles(positions.requires_grad_(), tilt, SoftmaxFeatures())
     whole = particles.attend(q, k, v, mask).detach()
-    monkeypatch.setattr(module, "_ELEMENTS", elements)
+    torch.testing.assert_close(whole, (particles.rows(q, k, mask) @ v).detach())
     with torch.no_grad():
         for part in (slice(0, 3), slice(1, 2)):
             given = mask[part] if masked else None
             out = particles.attend(q[part], k[part], v[part], given)
             torch.testing.assert_close(out, whole[part])
+            # Heads are joined without a copy.
             assert out.transpose(1, 2).is_contiguous()
 
 
@@ -98,7 +98,7 @@ def test_tilt_centres_the_queries_exactly():
     centre = q.mean(dim=(0, 2), keepdim=True)
     tilt = centre[0, :, 0] / math.sqrt(q.shape[-1])
     kernel = ((q - centre) @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).exp()
-    weight = module.key_log_weight(k, tilt, mask).exp()
+    weight = module.key_log_weight(k, tilt, mask).exp() * mask.unsqueeze(1)
     kernel = kernel * weight.unsqueeze(-2)
     rows = kernel / kernel.sum(dim=-1, keepdim=True)
     torch.testing.assert_close(rows, softmax_rows(q, k, mask))

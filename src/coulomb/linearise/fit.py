@@ -326,15 +326,16 @@ def divergence_field(rows: Rows, particles: HeadParticles) -> tuple[Tensor, Tens
     this goes over them four times, and keeps nothing.
     """
     positions = particles.positions
-    temperature: float = particles.feature_map.temperature
+    temperature = particles.feature_map.temperature
     q, k = (x.transpose(0, 1) for x in (rows.q, rows.k))  # (heads, batch, n, dim)
     for_queries, for_keys = (positions / temperature).chunk(2, dim=-1)
     phi_q, phi_k = _softmax_features(q, for_queries), _softmax_features(k, for_keys)
     mask = None if bool(rows.key_mask.all()) else rows.key_mask
-    exponent = key_log_weight(rows.k, particles.key_tilt, mask).transpose(0, 1)
-    exponent = exponent.reshape(-1, k.shape[2], 1)
-    weight = exponent.exp()
-    exponent = exponent.nan_to_num(neginf=0.0)
+    exponent = key_log_weight(rows.k, particles.key_tilt, mask)
+    weight = exponent.exp() * rows.key_mask.unsqueeze(1)
+    exponent, weight = (
+        x.transpose(0, 1).reshape(-1, k.shape[2], 1) for x in (exponent, weight)
+    )
     share = rows.query_mask.to(q.dtype)
     share = share / share.sum().clamp_min(1)
     share = share.unsqueeze(-1).repeat(len(q), 1, 1)  # (heads * batch, n, 1)

@@ -18,19 +18,14 @@ from torch.nn import functional
 
 from coulomb._support.checks import check_count
 from coulomb._support.errors import ParameterError
-from coulomb.attention import AbstractAttention, linear_attention
+from coulomb.attention import AbstractAttention, kernel_attention
 from coulomb.attention.layers.base import options_of
-from coulomb.attention.ops.checks import must_be_plain
 from coulomb.features import (
     DEFAULT_MAP,
     AbstractFeatureMap,
     Particles,
     feature_maps,
 )
-
-# Features of a block of the blockwise form, all heads.
-_ELEMENTS = 1 << 18
-_ROWS = 32
 
 
 def as_positive_map(name: str) -> AbstractFeatureMap:
@@ -61,9 +56,8 @@ class HeadParticles(NamedTuple):
     Examples
     --------
     >>> x, v = torch.zeros(1, 1, 3, 2), torch.tensor([1.0, 2.0, 6.0]).view(1, 1, 3, 1)
-    >>> particles = HeadParticles(
-    ...     torch.ones(1, 4, 6), torch.zeros(1, 2), as_positive_map("softmaxfeat")
-    ... )
+    >>> feature_map = as_positive_map("softmaxfeat")
+    >>> particles = HeadParticles(torch.ones(1, 4, 6), torch.zeros(1, 2), feature_map)
     >>> particles.features(x, x)[0][0, 0, 0]
     tensor([0.5000, 0.5000, 0.5000, 0.5000])
     >>> particles.rows(x, x)[0, 0, 0]
@@ -89,14 +83,26 @@ class HeadParticles(NamedTuple):
         self, q: Tensor, k: Tensor, key_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Evaluate the features of queries and keys."""
-        for_queries, for_keys = self.positions.chunk(2, dim=-1)
         weight = key_log_weight(k, self.key_tilt, key_mask).exp().unsqueeze(-1)
+        if key_mask is not None:
+            weight = weight.masked_fill(~key_mask[:, None, :, None], 0)
+        (q, for_queries), (k, for_keys) = self._sides(q, k)
+        return self.feature_map(q, for_queries), self.feature_map(k, for_keys) * weight
+
+    def _sides(
+        self, q: Tensor, k: Tensor
+    ) -> tuple[tuple[Tensor, Particles], tuple[Tensor, Particles]]:
+        """Append a one for the offsets to queries and keys; add their particles."""
         if self.feature_map.imitates_softmax:
             scale = q.shape[-1] ** -0.25
             q, k = q * scale, k * scale
-        phi_q = self.feature_map(_append_one(q), Particles(for_queries))
-        phi_k = self.feature_map(_append_one(k), Particles(for_keys))
-        return phi_q, phi_k * weight
+        # In the order of the projections, so that heads are joined without a copy.
+        q, k = (
+            functional.pad(x.transpose(1, 2), (0, 1), value=1.0).transpose(1, 2)
+            for x in (q, k)
+        )
+        for_queries, for_keys = self.positions.chunk(2, dim=-1)
+        return (q, Particles(for_queries)), (k, Particles(for_keys))
 
     def kernel(self, q: Tensor, k: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """Write out `phi(q_i) . phi(k_j)`."""
@@ -119,20 +125,18 @@ class HeadParticles(NamedTuple):
         dtype = torch.promote_types(v.dtype, torch.float32)
         q, k, values = (x.to(dtype) for x in (q, k, v))
         full = self.to(q)
-        if key_mask is not None:  # whatever stands in the padding, infinities too
-            hidden = ~key_mask[:, None, :, None]
-            k, values = k.masked_fill(hidden, 0), values.masked_fill(hidden, 0)
-        if self.feature_map.softmax_over_features:
-            positions = full.positions / self.feature_map.temperature
-            weight = key_log_weight(k, full.key_tilt, key_mask).exp().unsqueeze(-1)
-            wanted = torch.is_grad_enabled() and any(
-                x.requires_grad for x in (q, k, values, positions)
-            )
-            plain = wanted or q.device.type != "cpu" or must_be_plain(q)
-            form = _softmax_form if plain else _blockwise_form
-            return form(q, k, values, weight, positions).to(v.dtype)
-        phi_q, phi_k = full.features(q, k, key_mask)
-        return linear_attention(phi_q, phi_k, values, key_mask).to(v.dtype)
+        weight = key_log_weight(k, full.key_tilt, key_mask)
+        (q, for_queries), (k, for_keys) = full._sides(q, k)
+        return kernel_attention(
+            q,
+            k,
+            values,
+            for_queries,
+            self.feature_map,
+            key_mask,
+            key_particles=for_keys,
+            key_log_weight=weight,
+        ).to(v.dtype)
 
 
 def mean_key_particle(positions: Tensor) -> Tensor:
@@ -142,7 +146,7 @@ def mean_key_particle(positions: Tensor) -> Tensor:
 
 
 def key_log_weight(k: Tensor, tilt: Tensor, key_mask: Tensor | None) -> Tensor:
-    """Evaluate `t . k` less the largest of its sequence; padding is minus infinity."""
+    """Evaluate `t . k` less the largest of its sequence, zero in the padding."""
     # A row times a matrix: libraries are slower by times at a matrix times a column.
     flat = k.transpose(0, 1).reshape(len(tilt), -1, k.shape[-1]).transpose(1, 2)
     exponent = torch.bmm(tilt.unsqueeze(1), flat).view(len(tilt), len(k), -1)
@@ -150,76 +154,8 @@ def key_log_weight(k: Tensor, tilt: Tensor, key_mask: Tensor | None) -> Tensor:
     if key_mask is None:
         return exponent - exponent.detach().amax(dim=-1, keepdim=True)
     hidden = ~key_mask.unsqueeze(1)
-    exponent = exponent.masked_fill(hidden, torch.finfo(k.dtype).min)
-    exponent = exponent - exponent.detach().amax(dim=-1, keepdim=True)
-    # In a sequence of padding alone every exponent is the largest.
-    return exponent.masked_fill(hidden, -torch.inf)
-
-
-def _append_one(x: Tensor) -> Tensor:
-    return torch.cat([x, torch.ones_like(x[..., :1])], dim=-1)
-
-
-def _softmax_form(
-    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, positions: Tensor
-) -> Tensor:
-    # As in `_blockwise_form`, in operations that can be differentiated. Heads first:
-    # one product of each head, and no particles repeated for every sequence.
-    q, k, v, weight = (x.transpose(0, 1) for x in (q, k, v, weight))
-    for_queries, for_keys = positions.chunk(2, dim=-1)
-    phi = _logits(k, for_keys).softmax(dim=-1)
-    sums = phi.transpose(-1, -2) @ torch.cat([v * weight, weight], dim=-1)
-    total = sums[..., -1:].clamp_min(torch.finfo(sums.dtype).tiny)
-    offset = total.log().transpose(-1, -2)
-    phi = (_logits(q, for_queries) + offset).softmax(dim=-1)
-    return (phi @ (sums[..., :-1] / total)).transpose(0, 1)
-
-
-def _logits(x: Tensor, particles: Tensor) -> Tensor:
-    heads, _, _, dim = x.shape
-    columns = particles[..., :dim].transpose(-1, -2)
-    products = torch.bmm(x.reshape(heads, -1, dim), columns).view(*x.shape[:-1], -1)
-    return products + particles[..., dim][:, None, None, :]
-
-
-def _blockwise_form(
-    q: Tensor, k: Tensor, v: Tensor, weight: Tensor, positions: Tensor
-) -> Tensor:
-    """Attend with features that are a softmax over the particles, without gradients.
-
-    `phi(q)' G / phi(q)' z = softmax(log phi(q) + log z) (G / z)`: a mean, over
-    features, of mean values. Nothing is left to divide by. Features of one block of
-    tokens at a time stay in the cache, always in the same array. Queries, keys and
-    values are read where the projections have put them, and the output is written in
-    their order, so that nothing is copied to split the heads or to join them.
-    """
-    batch, heads, n, dim = q.shape
-    n_features = positions.shape[1]
-    for_queries, for_keys = positions.chunk(2, dim=-1)
-    rows = max(_ROWS, _ELEMENTS // (heads * n_features) // _ROWS * _ROWS)
-    room = v.new_empty(heads * min(rows, max(n, k.shape[2])) * n_features)
-    out = v.new_empty(batch, n, heads, v.shape[-1]).transpose(1, 2)
-
-    def features(x: Tensor, particles: Tensor, offset: Tensor) -> Tensor:
-        logits = room[: heads * x.shape[1] * n_features].view(heads, -1, n_features)
-        columns = particles[..., :dim].transpose(1, 2)
-        torch.baddbmm(offset, x, columns, out=logits)
-        return torch.softmax(logits, dim=-1, out=logits)
-
-    for number in range(batch):
-        sums = v.new_zeros(heads, v.shape[-1] + 1, n_features)
-        for start in range(0, k.shape[2], rows):
-            block = number, slice(None), slice(start, start + rows)
-            phi = features(k[block], for_keys, for_keys[..., dim].unsqueeze(1))
-            values = torch.cat([v[block] * weight[block], weight[block]], dim=-1)
-            sums.baddbmm_(values.transpose(1, 2), phi)
-        total = sums[:, -1:].clamp_min(torch.finfo(sums.dtype).tiny)
-        means = (sums[:, :-1] / total).transpose(1, 2)
-        offset = for_queries[..., dim].unsqueeze(1) + total.log()
-        for start in range(0, n, rows):
-            block = number, slice(None), slice(start, start + rows)
-            torch.bmm(features(q[block], for_queries, offset), means, out=out[block])
-    return out
+    real = exponent.detach().masked_fill(hidden, -torch.inf)
+    return (exponent - real.amax(dim=-1, keepdim=True)).masked_fill(hidden, 0)
 
 
 class LinearisedHeads(nn.Module):
