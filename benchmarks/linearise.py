@@ -34,9 +34,8 @@ from sklearn.linear_model import LogisticRegression
 
 from coulomb._support.archive import write_json, write_whole
 from coulomb.linearise import linearise
-from coulomb.linearise.api import random_student
-from coulomb.linearise.compare import cosine_with, measure_speed
-from coulomb.linearise.distil import pool
+from coulomb.linearise.api import cosine_with, measure_speed, random_student
+from coulomb.linearise.fit import pool
 from coulomb.linearise.huggingface import with_linearised_heads
 from coulomb.linearise.teacher import Recording, Stack, encode
 

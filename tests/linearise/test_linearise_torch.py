@@ -10,7 +10,7 @@ from torch import nn
 from coulomb._support.errors import ParameterError, ParameterTypeError
 from coulomb.features import Particles
 from coulomb.linearise import LineariseSettings, linearise, linearised_heads
-from coulomb.linearise.distil import Distillation, distil, particle_names
+from coulomb.linearise.fit import Distillation, distil, particle_names
 from coulomb.linearise.teacher import Recording, Stack, make_corpus
 
 
