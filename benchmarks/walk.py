@@ -26,9 +26,10 @@ LIMITS = {"sampler": 18, "blocked": 8, "compiled": 8, "train": 35, "linearise": 
 
 
 def sampler() -> None:
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(200, 4))
-    coulomb.CoulombSampler(32, random_state=0).fit(X, X[:, 0] > 0)
+    from coulomb.estimators import CoulombSampler
+
+    X = np.random.default_rng(0).normal(size=(200, 4))
+    CoulombSampler(32, random_state=0).fit(X, X[:, 0] > 0)
 
 
 def attention(n: int) -> None:
