@@ -5,11 +5,11 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from coulomb._support.errors import FileFormatError
 
@@ -18,16 +18,6 @@ Job = dict[str, Any]
 
 FILE = "records.jsonl"
 FRAMES = "frames.json"
-_FIELDS = {
-    "experiment": str,
-    "job": dict,
-    "key": str,
-    "split": str,
-    "metrics": dict,
-    "seconds": dict,
-    "environment": dict,
-    "version": str,
-}
 
 
 @dataclass(frozen=True)
@@ -68,6 +58,13 @@ class Record:
     environment: dict[str, Any]
     version: str
     extra: dict[str, Any] = field(default_factory=dict)
+
+
+_FIELDS: dict[str, Any] = {
+    part.name: get_origin(part.type) or part.type
+    for part in fields(Record)
+    if part.name != "extra"
+}
 
 
 def job_key(

@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from joblib import Parallel, delayed
 from threadpoolctl import threadpool_limits
 
-from coulomb._support.archive import write_json, write_whole
+from coulomb._support.archive import write_bytes, write_json
 from coulomb._support.errors import CoulombError
 from coulomb._support.progress import progress_bar
 from coulomb._version import __version__
@@ -86,7 +85,7 @@ def run_experiment(
         if not (folder / file).exists():
             with one_thread():
                 text = json.dumps(make(), allow_nan=False)
-            write_whole(folder / file, partial(_write, text))
+            write_bytes(folder / file, text.encode())
     found = len(plan) - len(missing)
     return Account(len(plan), found, len(missing) - len(failures), tuple(failures))
 
@@ -152,10 +151,6 @@ def _attempt(name: str, job: Job, settings: Settings) -> list[Record] | str:
         return f"{job}: {error}"
     except Exception:
         return f"{job}: {traceback.format_exc()}"
-
-
-def _write(text: str, path: Path) -> None:
-    path.write_text(text)
 
 
 VERSION = "invented"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coulomb._support.archive import write_whole
+from coulomb._support.archive import write_bytes
 from coulomb._support.stats import Difference, fit_power_law, mean_difference
 from coulomb.experiments.records import Job, Record
 
@@ -304,8 +304,7 @@ def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows as a CSV file, whole or not at all."""
-    text = table_text(rows)
-    write_whole(Path(path), lambda temporary: temporary.write_text(text))
+    write_bytes(Path(path), table_text(rows).encode())
 
 
 def _cell(value: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coulomb._support.errors import ParameterError
-from coulomb.dynamics.metropolis import LogLaw
+from coulomb.dynamics.metropolis import Law, LogLaw
 from coulomb.features import Particles
 from coulomb.interactions import AbstractInteraction, AbstractPairSum, PairField
 from coulomb.theory.grids import AbstractBoxGrid, AbstractGrid, FloatArray
@@ -89,14 +89,27 @@ def configuration_energies(
     return Energies(value, gradient)
 
 
-def mean_spacing(system: MeanField, n_particles: int) -> float:
-    """Tell the distance of neighbours, about: the softening for Metropolis drifts.
+def gibbs_law(system: MeanField, n_particles: int, betas: Tensor | float) -> Law:
+    """Give the law `exp(-beta N H)` of configurations, each at its inverse temperature.
 
-    The force of the nearest particle has no variance, and a drift that follows it is
-    mostly refused; any drift leaves the law as it is.
+    Its gradient, the drift of Metropolis moves, is softened below the distance of
+    neighbours: the force of the nearest particle has no variance, and a drift that
+    follows it is mostly refused; any drift leaves the law as it is.
     """
-    width = float(np.ptp(system.grid.centres, axis=0).max())
-    return width / float(n_particles ** (1 / system.grid.dim))
+    factor = -torch.as_tensor(betas, dtype=torch.float64).reshape(-1)
+    spacing = width(system.grid) / float(n_particles ** (1 / system.grid.dim))
+
+    def law(positions: Tensor) -> LogLaw:
+        energies = configuration_energies(system, positions, softening=spacing)
+        value = factor * n_particles * energies.value
+        return LogLaw(value, factor[:, None, None] * energies.gradient)
+
+    return law
+
+
+def width(grid: AbstractGrid) -> float:
+    """Tell the largest extent of the centres of a grid."""
+    return float(np.ptp(grid.centres, axis=0).max())
 
 
 class Draws(NamedTuple):

@@ -152,15 +152,15 @@ def equilibrium(system: MeanField, *, tolerance: float = 1e-10) -> Equilibrium:
 
     Parameters
     ----------
-        system
-            The system.
-        tolerance
-            Of the residual.
+    system
+        The system.
+    tolerance
+        Of the residual.
 
     Returns
     -------
-        Equilibrium
-            By `gibbs_equilibrium`, or by `ground_state` if the temperature is zero.
+    Equilibrium
+        By `gibbs_equilibrium`, or by `ground_state` if the temperature is zero.
 
     Examples
     --------

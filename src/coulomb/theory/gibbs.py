@@ -15,11 +15,7 @@ from torch import Tensor
 from coulomb._support.checks import check_count, check_real
 from coulomb._support.errors import ParameterError
 from coulomb.dynamics.metropolis import LogLaw, metropolis_move
-from coulomb.theory.ensembles import (
-    configuration_energies,
-    draw_independent,
-    mean_spacing,
-)
+from coulomb.theory.ensembles import draw_independent, gibbs_law, width
 from coulomb.theory.grids import FloatArray
 from coulomb.theory.system import MeanField
 
@@ -241,37 +237,23 @@ class _Ladder:
         settings: TemperingSettings,
         generator: torch.Generator,
     ) -> None:
-        self._system, self._settings, self._generator = system, settings, generator
+        self._settings, self._generator = settings, generator
         self._domain, self._count = system.grid.domain, n_particles
         rungs = settings.rungs
         shares = torch.logspace(0, math.log10(settings.hottest), rungs).double()
         beta = system.inverse_temperature
         self._betas = (beta * shares).repeat(settings.chains)
+        uniform, count = system.grid.uniform(), settings.chains * rungs
         start = draw_independent(
-            system,
-            system.grid.uniform(),
-            settings.chains * rungs,
-            n_particles,
-            generator=generator,
+            system, uniform, count, n_particles, generator=generator
         )
-        self._softening = mean_spacing(system, n_particles)
+        self._law = gibbs_law(system, n_particles, self._betas)
         self._positions = start.positions
         self._now = self._law(self._positions)
-        span = float(np.ptp(system.grid.centres, axis=0).max())
-        first = settings.step_size * span**2 / n_particles
+        first = settings.step_size * width(system.grid) ** 2 / n_particles
         self._log_steps = torch.full((rungs,), math.log(first), dtype=torch.float64)
         self._turn = 0
         self.forget()
-
-    def _law(self, positions: Tensor) -> LogLaw:
-        energies = configuration_energies(
-            self._system, positions, softening=self._softening
-        )
-        factor = -self._betas
-        return LogLaw(
-            factor * self._count * energies.value,
-            factor[:, None, None] * energies.gradient,
-        )
 
     def forget(self) -> None:
         rungs = self._settings.rungs
@@ -301,11 +283,8 @@ class _Ladder:
         chains, rungs = self._settings.chains, self._settings.rungs
         lower = torch.arange(self._turn % 2, rungs - 1, 2)
         self._turn += 1
-        uniform = torch.rand(
-            (chains, max(lower.numel(), 1)),
-            generator=self._generator,
-            dtype=torch.float64,
-        )
+        shape = (chains, max(lower.numel(), 1))
+        uniform = torch.rand(shape, generator=self._generator, dtype=torch.float64)
         if not lower.numel():
             return
         # log p / beta is -N H, whatever the rung.

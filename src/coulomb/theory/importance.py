@@ -18,12 +18,7 @@ from torch import Tensor
 from coulomb._support.checks import check_count
 from coulomb._support.errors import ParameterError
 from coulomb.dynamics.metropolis import Law, LogLaw, metropolis_move
-from coulomb.theory.ensembles import (
-    CellLookup,
-    configuration_energies,
-    draw_independent,
-    mean_spacing,
-)
+from coulomb.theory.ensembles import CellLookup, draw_independent, gibbs_law, width
 from coulomb.theory.grids import FloatArray
 from coulomb.theory.system import Function, MeanField
 
@@ -105,11 +100,13 @@ def weighted_configurations(
         system, density, settings.configurations, n_particles, generator=generator
     )
     start_law = CellLookup(system.grid, np.log(density))
-    goal_law = _tilted_gibbs_law(system, n_particles, tilt, observable)
+    goal_law = gibbs_law(system, n_particles, system.inverse_temperature)
+    if tilt and observable is not None:
+        goal_law = _tilted(goal_law, tilt, observable)
     positions, weights = draws.positions, torch.zeros_like(draws.log_density)
     goal, start = goal_law(positions), start_law(positions)
-    span = float(np.ptp(system.grid.centres, axis=0).max())
-    step = torch.full((positions.shape[0],), 0.01 * span**2 / n_particles).double()
+    first = 0.01 * width(system.grid) ** 2 / n_particles
+    step = torch.full((positions.shape[0],), first).double()
     times = np.linspace(0, 1, settings.bridges + 2)
     for before, after in itertools.pairwise(times):
         weights = weights + (after - before) * (goal.value - start.value)
@@ -127,24 +124,19 @@ def weighted_configurations(
     return Weighted(positions, weights.numpy())
 
 
-def _tilted_gibbs_law(
-    system: MeanField, count: int, tilt: float, observable: Function | None
-) -> Law:
-    beta, softening = system.inverse_temperature, mean_spacing(system, count)
+def _tilted(law: Law, tilt: float, observable: Function) -> Law:
+    """Multiply a law by `exp(tilt sum_k f(w_k))`."""
 
-    def law(positions: Tensor) -> LogLaw:
-        energies = configuration_energies(system, positions, softening=softening)
-        value, gradient = -beta * count * energies.value, -beta * energies.gradient
-        if tilt and observable is not None:
-            with torch.enable_grad():
-                places = positions.detach().requires_grad_(True)
-                seen = observable(places)
-                (slope,) = torch.autograd.grad(seen.sum(), places)
-            value = value + tilt * seen.detach().sum(dim=-1)
-            gradient = gradient + tilt * slope
-        return LogLaw(value, gradient)
+    def tilted(positions: Tensor) -> LogLaw:
+        value, gradient = law(positions)
+        with torch.enable_grad():
+            places = positions.detach().requires_grad_(True)
+            seen = observable(places)
+            (slope,) = torch.autograd.grad(seen.sum(), places)
+        value = value + tilt * seen.detach().sum(dim=-1)
+        return LogLaw(value, gradient + tilt * slope)
 
-    return law
+    return tilted
 
 
 def _between(start_law: Law, goal_law: Law, time: float) -> Law:

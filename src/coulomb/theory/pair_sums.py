@@ -81,7 +81,7 @@ def _far_averages(
     spacing: tuple[float, ...],
 ) -> FloatArray:
     # Gauss nodes for int (1 - |t|) f(t) dt over [-1, 1], never at zero.
-    points, weights = _gauss(_NODES_FAR)
+    points, weights = gauss_nodes(_NODES_FAR)
     hat = weights * (1 - points)
     rule = [*zip(-points, hat, strict=True), *zip(points, hat, strict=True)]
     table = np.zeros(shape)
@@ -95,7 +95,7 @@ def _far_averages(
     return table
 
 
-def _gauss(count: int) -> tuple[FloatArray, FloatArray]:
+def gauss_nodes(count: int) -> tuple[FloatArray, FloatArray]:
     """Nodes and weights on [0, 1]."""
     points, weights = np.polynomial.legendre.leggauss(count)
     return 0.5 * (points + 1), 0.5 * weights
@@ -129,7 +129,7 @@ def _cell_integral(
     lows: list[int],
     rising: list[bool],
 ) -> float:
-    nodes, weights = _gauss(_NODES_NEAR)
+    nodes, weights = gauss_nodes(_NODES_NEAR)
     weight, square = np.ones(()), np.zeros(())
     for width, low, rises in zip(spacing, lows, rising, strict=True):
         weight = np.multiply.outer(weight, weights * _hat(nodes, rises))
@@ -143,7 +143,7 @@ def _corner_integral(
     """Integrate over the unit cell whose corner is at distance zero."""
     if len(spacing) == 1:
         return _ray(interaction, [np.ones(1)], spacing, rising, np.ones(1))
-    angles, weights = _gauss(_NODES_ANGLE)
+    angles, weights = gauss_nodes(_NODES_ANGLE)
     ones = np.ones_like(angles)
     return sum(
         _ray(interaction, direction, spacing, rising, weights)
@@ -167,7 +167,7 @@ def _ray(
     exponent = interaction.s if isinstance(interaction, Riesz) else 0.0
     power = max(1.0, 4 / (dim - exponent)) if exponent < dim else 4.0
     kink = np.minimum(1.0, truncation / length)
-    points, gauss = _gauss(_NODES_RADIAL)
+    points, gauss = gauss_nodes(_NODES_RADIAL)
     inner = kink[:, None] * points
     start = (kink ** (1 / power))[:, None]
     root = start + (1 - start) * points

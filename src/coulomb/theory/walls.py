@@ -19,6 +19,7 @@ from coulomb._support.errors import ParameterError
 from coulomb._support.stats import Fit, fit_power
 from coulomb.theory.equilibrium import equilibrium
 from coulomb.theory.grids import FloatArray, Interval
+from coulomb.theory.pair_sums import gauss_nodes
 from coulomb.theory.system import Function, MeanField
 
 
@@ -91,9 +92,9 @@ def stationary_law(
 
 
 def _gauss_nodes(grid: Interval, count: int) -> tuple[FloatArray, FloatArray]:
-    points, weights = np.polynomial.legendre.leggauss(count)
-    half = 0.5 * (grid.upper - grid.lower)
-    return grid.lower + half * (points + 1), half * weights
+    points, weights = gauss_nodes(count)
+    width = grid.upper - grid.lower
+    return grid.lower + width * points, width * weights
 
 
 def _field(system: MeanField) -> CubicSpline:
