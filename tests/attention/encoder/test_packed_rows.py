@@ -12,7 +12,7 @@ if not available():
     pytest.skip("numba is missing or switched off", allow_module_level=True)
 
 from coulomb.attention.encoder.dropout import kept, make_dropout
-from coulomb.attention.layers.packed_cores import map_numbers
+from coulomb.attention.layers.packed_cores import loop_map
 from coulomb.kernels import encoder_rows as rows
 from coulomb.kernels import maps
 
@@ -48,7 +48,7 @@ def test_features_up_to_a_factor(name, scale):
         x, Particles(positions, phases if feature_map.needs_phases else None)
     )
     a = (x @ positions.T).float().numpy()
-    options = tuple(map_numbers(feature_map, 5))
+    options = loop_map(feature_map, 5).options
     weights, slopes = np.empty(len(a), np.float32), np.empty_like(a)
     angles = phases.float().numpy()[None]
     maps.map_rows(options, angles, a, slopes, weights)

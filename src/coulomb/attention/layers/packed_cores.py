@@ -67,18 +67,18 @@ def attend_features(
 ) -> Tensor | None:
     """Attend by features inside packed sequences, or give None where loops cannot."""
     particles, feature_map = layer.kernel()
-    numbers = map_numbers(feature_map, layer.head_dim)
+    translated = loop_map(feature_map, layer.head_dim)
     shared = layer.qkv == "shared"
     weight = layer.v_proj_weight if shared else layer.in_proj_weight
     bias = layer.v_proj_bias if shared else layer.in_proj_bias
     long = layout.effective_length > _LONGEST
-    if numbers is None or weight is None or layer.causal or long:
+    if translated is None or weight is None or layer.causal or long:
         return None
     keys = layer.as_key_particles()
     positions = particles.positions, None if keys is None else keys.positions
     tensors = x, weight, bias, *positions
     keep = _tracked(*tensors)
-    return apply(KernelCore, *tensors, particles.phases, numbers, layout, keep)
+    return apply(KernelCore, *tensors, particles.phases, translated, layout, keep)
 
 
 def attend_softmax(
@@ -115,22 +115,29 @@ def _project_joint(layer: AbstractAttention, x: Tensor) -> Tensor | None:
     return functional.linear(x, layer.in_proj_weight, layer.in_proj_bias)
 
 
-class MapNumbers(NamedTuple):
+class LoopMap(NamedTuple):
     """A feature map as the compiled loops know it."""
 
-    kind: int
-    cold: float  # what projections are multiplied with
-    floor: float
+    options: tuple[int, float, float]  # kind, inverse temperature, floor
+    favor: bool  # keys weighted by exp(-|k|^2 / 2), not by one over a sum
+    sloped: bool  # whether derivatives are not functions of the features
+
+    @property
+    def inverse_temperature(self) -> float:
+        """What projections are multiplied with."""
+        return self.options[1]
 
 
-def map_numbers(feature_map: AbstractFeatureMap, dim: int) -> MapNumbers | None:
+def loop_map(feature_map: AbstractFeatureMap, dim: int) -> LoopMap | None:
     """Translate a feature map; None for one that the loops do not know."""
     # Only what the class itself declares: a user's subclass may do something else.
     kind = vars(type(feature_map)).get("loop_code")
     if kind is None:
         return None
     scale = dim**-0.25 if feature_map.imitates_softmax else 1.0
-    return MapNumbers(kind, scale / feature_map.temperature, feature_map.floor)
+    options = kind, scale / feature_map.temperature, feature_map.floor
+    sloped = not feature_map.feature_gives_slope
+    return LoopMap(options, feature_map.needs_shift, sloped)
 
 
 class _Side(NamedTuple):
@@ -176,20 +183,20 @@ def _half_squares(x: Tensor, side: _Side, scale: float) -> Tensor:
     return parts.square().sum(dim=-1).t().mul(scale**2 / 2).flatten()
 
 
-def _evaluate(
+def _features_forward(
     x: Tensor,
     sides: list[_Side],
     phases: Tensor | None,
-    numbers: MapNumbers,
+    loop_map: LoopMap,
     layout: "Layout",
 ) -> _Features:
     """Evaluate features of the columns of x that hold queries and keys."""
     q = _project(x, sides[0])
     none, weights = q[:0], q.new_ones(len(q))
     shared = len(sides) == 1
-    if numbers.kind == maps.FAVOR:
-        halves = _half_squares(x, sides[-1], numbers.cold)
-        about = numbers.cold, layout.bounds
+    if loop_map.favor:
+        scale = loop_map.inverse_temperature
+        halves, about = _half_squares(x, sides[-1], scale), (scale, layout.bounds)
         if shared:
             if run(maps.favor_shared_rows, *about, q, halves, weights) < _SAFE_RANGE:
                 return _Features(q, none, none, none, weights)
@@ -199,51 +206,51 @@ def _evaluate(
         return _Features(q, k, none, none, weights)
     angles = q.new_zeros(len(sides[0].positions), 1) if phases is None else phases
     found = [q] if shared else [q, _project(x, sides[1])]
-    sloped = numbers.kind in (maps.SOFTPLUS, maps.SIGMOID2, maps.COS2)
-    slopes = [torch.empty_like(each) if sloped else none for each in found]
+    slopes = [torch.empty_like(each) if loop_map.sloped else none for each in found]
     for features, slope in zip(found, slopes, strict=True):
-        run(maps.map_rows, numbers, angles, features, slope, weights)
+        run(maps.map_rows, loop_map.options, angles, features, slope, weights)
     if shared:
         return _Features(q, none, slopes[0], none, weights)
     return _Features(q, found[1], slopes[0], slopes[1], weights)
 
 
-def _pull(
+def _features_backward(
     x: Tensor,
     sides: list[_Side],
-    numbers: MapNumbers,
+    loop_map: LoopMap,
     features: _Features,
     grads: tuple[Tensor, Tensor, Tensor],
     grad_x: Tensor | None,
-    totals: list[_Side] | None,
+    grad_sides: list[_Side] | None,
 ) -> None:
-    """Add the gradients of queries and keys to `grad_x`, of particles to `totals`.
+    """Add the gradients of queries and keys to `grad_x`, of particles to `grad_sides`.
 
     What nobody wants is not computed.
     """
     grad_q, grad_k, grad_keys = grads
     heads, count, dim = sides[0].positions.shape
-    none, favor = torch.zeros_like(grad_keys), numbers.kind == maps.FAVOR
+    none, favor = torch.zeros_like(grad_keys), loop_map.favor
+    options, inverse_temperature = loop_map.options, loop_map.inverse_temperature
     # Keys are weighted by one over the sum of their features, unless by exp(-h_j).
     extras = none if favor else grad_keys * features.weights
     first = none if len(grad_k) else extras
-    run(maps.pull_rows, numbers, features.q, features.slopes_q, first, grad_q)
+    run(maps.pull_rows, options, features.q, features.slopes_q, first, grad_q)
     if len(grad_k):
-        run(maps.pull_rows, numbers, features.k, features.slopes_k, extras, grad_k)
+        run(maps.pull_rows, options, features.k, features.slopes_k, extras, grad_k)
         if len(sides) == 1:
             grad_q += grad_k
     if favor and grad_x is not None:
-        # h_j = cold^2 |k_j|^2 / 2.
+        # h_j = |inverse_temperature k_j|^2 / 2.
         place = slice(sides[-1].column, sides[-1].column + heads * dim)
         sums = grad_keys.view(heads, -1).t().repeat_interleave(dim, dim=1)
-        grad_x[:, place].addcmul_(x[:, place], sums, value=numbers.cold**2)
+        grad_x[:, place].addcmul_(x[:, place], sums, value=inverse_temperature**2)
     for number, (side, grad) in enumerate(zip(sides, (grad_q, grad_k), strict=False)):
         for head, part in enumerate(grad.view(heads, -1, count)):
             place = slice(side.column + head * dim, side.column + (head + 1) * dim)
             if grad_x is not None:
                 grad_x[:, place].addmm_(part, side.positions[head])
-            if totals is not None:
-                totals[number].positions[head].addmm_(part.t(), x[:, place])
+            if grad_sides is not None:
+                grad_sides[number].positions[head].addmm_(part.t(), x[:, place])
 
 
 class KernelCore(torch.autograd.Function):
@@ -258,7 +265,7 @@ class KernelCore(torch.autograd.Function):
         positions: Tensor,
         keys: Tensor | None,
         phases: Tensor | None,
-        numbers: MapNumbers,
+        loop_map: LoopMap,
         layout: "Layout",
         keep: bool,
     ) -> Tensor:
@@ -268,7 +275,7 @@ class KernelCore(torch.autograd.Function):
         shared = len(weight) == width
         source, columns = (x, (0, 0)) if shared else (joint, (0, width))
         sides = _sides(positions, keys, columns)
-        features = _evaluate(source, sides, phases, numbers, layout)
+        features = _features_forward(source, sides, phases, loop_map, layout)
         matrices = x.new_empty(heads * int(layout.offsets[-1]) if keep else 0)
         inverses, out = torch.empty_like(features.weights), torch.empty_like(x)
         places = layout.bounds, heads * layout.offsets
@@ -278,7 +285,7 @@ class KernelCore(torch.autograd.Function):
         if keep:
             tensors = x, weight, positions, keys, joint, matrices, inverses, out
             ctx.save_for_backward(*tensors, *features)
-            ctx.about = columns, places, numbers
+            ctx.about = columns, places, loop_map
         return out
 
     @staticmethod
@@ -287,7 +294,7 @@ class KernelCore(torch.autograd.Function):
         saved = ctx.saved_tensors
         x, weight, positions, keys, joint, matrices, inverses, out = saved[:8]
         features = _Features(*saved[8:])
-        columns, places, numbers = ctx.about
+        columns, places, loop_map = ctx.about
         needs, width = ctx.needs_input_grad, x.shape[1]
         shared = len(weight) == width
         grad_q, grad_k, grad_keys, grad_joint = map(
@@ -298,22 +305,24 @@ class KernelCore(torch.autograd.Function):
         grads = grad_q, grad_k, grad_joint, grad_keys
         operands = features[:2], values, places, kept
         run(loops.attend_features_back, *operands, out, grad, grads)
-        moved = torch.zeros_like(positions)
-        moved_keys = None if keys is None else torch.zeros_like(keys)
+        grad_positions = torch.zeros_like(positions)
+        grad_key_positions = None if keys is None else torch.zeros_like(keys)
         wanted = needs[3] or needs[4]
-        totals = _sides(moved, moved_keys, columns) if wanted else None
-        parts = numbers, features, (grad_q, grad_k, grad_keys)
+        grad_sides = (
+            _sides(grad_positions, grad_key_positions, columns) if wanted else None
+        )
+        parts = loop_map, features, (grad_q, grad_k, grad_keys)
         sides = _sides(positions, keys, columns)
         if shared:
             grad_x = grad_joint.mm(weight) if needs[0] else None
-            _pull(x, sides, *parts, grad_x, totals)
+            _features_backward(x, sides, *parts, grad_x, grad_sides)
         else:
             grad_joint[:, : 2 * width] = 0
-            _pull(joint, sides, *parts, grad_joint, totals)
+            _features_backward(joint, sides, *parts, grad_joint, grad_sides)
             grad_x = grad_joint.mm(weight) if needs[0] else None
         grad_weight = weight_gradient(needs[1], grad_joint, x)
         grad_bias = grad_joint.sum(dim=0) if needs[2] else None
-        found = grad_x, grad_weight, grad_bias, moved, moved_keys
+        found = grad_x, grad_weight, grad_bias, grad_positions, grad_key_positions
         return (*found, None, None, None, None)
 
 
