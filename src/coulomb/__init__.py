@@ -65,7 +65,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        globals()[name] = getattr(import_module(_HOMES[name]), name)
+        return globals()[name]
     raise AttributeError(f"module 'coulomb' has no attribute {name!r}")
 
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from coulomb._support.checks import check_real
+from coulomb._support.checks import Registry, check_real
 from coulomb._support.errors import ParameterError
-from coulomb._support.registry import Registry
 
 
 class AbstractDomain(ABC):

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from coulomb._support.checks import check_real
+from coulomb._support.checks import Registry, check_real
 from coulomb._support.errors import ParameterError, ParameterTypeError
-from coulomb._support.registry import Registry
 
 
 class Particles(NamedTuple):

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from coulomb import kernels
-from coulomb._support.checks import check_count, check_real
+from coulomb._support.checks import Registry, check_count, check_real
 from coulomb._support.errors import ParameterError
-from coulomb._support.registry import Registry
 from coulomb.kernels.particles import CLOSEST, index_directions, riesz_sums
 
 __all__ = [

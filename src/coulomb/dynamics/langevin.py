@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coulomb._support.checks import check_count, check_real
+from coulomb._support.checks import Registry, check_count, check_real
 from coulomb._support.errors import ParameterError
-from coulomb._support.registry import Registry
 from coulomb.domains import AbstractDomain, Ball, Masked, Space
 from coulomb.energy import Hamiltonian
 from coulomb.features import Particles

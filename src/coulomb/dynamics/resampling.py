@@ -5,9 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from coulomb._support.checks import check_count, check_real
+from coulomb._support.checks import Registry, check_count, check_real
 from coulomb._support.errors import ParameterError
-from coulomb._support.registry import Registry
 
 
 def gibbs_weights(energies: Tensor, inverse_temperature: float) -> Tensor:

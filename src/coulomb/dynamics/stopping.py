@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coulomb._support.checks import check_count, check_real
+from coulomb._support.checks import Registry, check_count, check_real
 from coulomb._support.errors import ParameterError
-from coulomb._support.registry import Registry
 
 
 class StopReason(Enum):

@@ -23,8 +23,8 @@ from sklearn.utils.validation import (
 from torch import Tensor
 
 from coulomb._support.archive import read_archive, write_archive
-from coulomb._support.checks import check_count, check_real
-from coulomb._support.errors import FileFormatError, ParameterError, unknown_name
+from coulomb._support.checks import check_count, check_member, check_real
+from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.domains import AbstractDomain, Ball, Box, Space, Sphere
 from coulomb.dynamics.initial import AbstractLaw, draw_phases
 from coulomb.features import AbstractFeatureMap, feature_maps
@@ -227,10 +227,8 @@ class AbstractFourierSampler(
             raise
 
     def _check_gamma(self) -> None:
-        if not isinstance(self.gamma, str):
+        if not is_name("gamma", self.gamma, *self._gammas):
             check_real("gamma", self.gamma, above=0)
-        elif self.gamma not in self._gammas:
-            raise unknown_name("gamma", self.gamma, self._gammas)
 
     def _resolve_gamma(self, X: Any, weight: np.ndarray) -> float:
         if not isinstance(self.gamma, str):
@@ -293,6 +291,13 @@ class AbstractFourierSampler(
         if sparse.issparse(X):
             return X
         return ((X - self.mean_) / self.scale_).astype(X.dtype, copy=False)
+
+
+def is_name(argument: str, value: Any, *known: str) -> bool:
+    """Say whether a value is one of these names; another string is refused."""
+    if isinstance(value, str):
+        check_member(argument, value, known)
+    return isinstance(value, str)
 
 
 def draw_seed(random_state: Any) -> int:
@@ -397,8 +402,7 @@ def read_target(y: Any, *, target: str = "auto", classes: Any = None) -> Target:
     >>> read_target(np.array([0.5, 1.5])).kind
     'regression'
     """
-    if target not in _TARGETS:
-        raise unknown_name("target", target, _TARGETS)
+    check_member("target", target, _TARGETS)
     y = np.asarray(y)
     if target == "number" or (target == "auto" and _looks_measured(y)):
         return Target(y.astype(np.float64), None)

@@ -11,8 +11,8 @@ from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from coulomb._support.checks import check_count, check_real
-from coulomb._support.errors import ParameterError, unknown_name
+from coulomb._support.checks import check_count, check_member, check_real
+from coulomb._support.errors import ParameterError
 from coulomb._support.streams import make_generator
 from coulomb.domains import AbstractDomain, Ball, domains
 from coulomb.dynamics.initial import Component, SpectralMixture
@@ -21,6 +21,7 @@ from coulomb.estimators.base import (
     AbstractFourierSampler,
     Target,
     draw_seed,
+    is_name,
     label_columns,
     read_target,
 )
@@ -33,7 +34,12 @@ from coulomb.estimators.learning import (
     learn,
 )
 from coulomb.estimators.selection import DIVERGENCES, LAWS, Features
-from coulomb.features import DEFAULT_ESTIMATOR_MAP, Particles, as_feature_map
+from coulomb.features import (
+    DEFAULT_ESTIMATOR_MAP,
+    Particles,
+    as_feature_map,
+    feature_maps,
+)
 from coulomb.interactions import AbstractInteraction, interactions
 from coulomb.objectives import Sample
 
@@ -588,20 +594,40 @@ def resolve_settings(sampler: Any, seed: int) -> LearningSettings:
     """Check every parameter of a sampler and resolve every name."""
     sampler._check_gamma()
     for name, known in _CHOICES.items():
-        if getattr(sampler, name) not in known:
-            raise unknown_name(name, getattr(sampler, name), known)
-    n_particles = _count_particles(sampler)
+        check_member(name, getattr(sampler, name), known)
+    n_components = check_count("n_components", sampler.n_components)
+    n_particles = n_components
+    if sampler.n_particles is not None:
+        n_particles = check_count("n_particles", sampler.n_particles)
+    if n_particles < n_components:
+        raise ParameterError(
+            f"`n_components` must be at most `n_particles` = {n_particles}; got "
+            f"{n_components}. Raise `n_particles` or leave it None."
+        )
     beta = _number_or_auto(
         "inverse_temperature", sampler.inverse_temperature, infinite=True
     )
+    n_candidates = sampler.n_candidates
+    if n_candidates is not None:
+        n_candidates = max(check_count("n_candidates", n_candidates), n_particles)
+    elif beta is None and sampler.max_iter != 0:
+        raise ParameterError(
+            "`inverse_temperature` must be a number when `n_candidates` is None; got "
+            "'auto'. Give one of the two a number."
+        )
+    feature_map, batch_size = sampler.feature_map, sampler.batch_size
+    named = isinstance(feature_map, str)
+    feature_map = (feature_maps.build if named else as_feature_map)(feature_map)
+    if batch_size is not None and not is_name("batch_size", batch_size, "auto"):
+        check_count("batch_size", batch_size, at_least=2)
     strength = sampler.interaction_strength
     return LearningSettings(
-        n_components=sampler.n_components,
+        n_components=n_components,
         n_particles=n_particles,
         laws=_open_laws(sampler.gamma, sampler.coordinates),
         inverse_temperature=beta,
         divergences=DIVERGENCES,
-        n_candidates=_count_candidates(sampler, n_particles, beta),
+        n_candidates=n_candidates,
         max_iter=check_count("max_iter", sampler.max_iter, at_least=0),
         tol=check_real("tol", sampler.tol, at_least=0),
         step_size=_number_or_auto("step_size", sampler.step_size),
@@ -612,48 +638,21 @@ def resolve_settings(sampler: Any, seed: int) -> LearningSettings:
         domain=_build("domain", sampler.domain, AbstractDomain, domains),
         clip=check_real("clip", sampler.clip, above=0, infinite=True),
         prior=bool(sampler.prior),
-        feature_map=as_feature_map(sampler.feature_map),
-        batch_size=_resolve_batch(sampler.batch_size),
-        full_batch_up_to=_FULL_BATCH if sampler.batch_size == "auto" else 0,
+        feature_map=feature_map,
+        batch_size=_BATCH if batch_size == "auto" else batch_size,
+        full_batch_up_to=_FULL_BATCH if batch_size == "auto" else 0,
         distinct_pairs=sampler.labels == "paper",
         resample=sampler.resample,
-        pursuit=_count_pursued(sampler, beta),
+        pursuit=_count_pursued(sampler, feature_map.averages_phases, beta),
         stopping=sampler.stopping,
         seed=seed,
         progress=bool(sampler.verbose),
     )
 
 
-def _count_particles(sampler: Any) -> int:
-    n_components = check_count("n_components", sampler.n_components)
-    if sampler.n_particles is None:
-        return n_components
-    n_particles = check_count("n_particles", sampler.n_particles)
-    if n_particles < n_components:
-        raise ParameterError(
-            f"`n_components` must be at most `n_particles` = {n_particles}; got "
-            f"{n_components}. Raise `n_particles` or leave it None."
-        )
-    return n_particles
-
-
-def _count_candidates(sampler: Any, n_particles: int, beta: float | None) -> int | None:
-    if sampler.n_candidates is not None:
-        return max(check_count("n_candidates", sampler.n_candidates), n_particles)
-    if beta is None and sampler.max_iter != 0:
-        raise ParameterError(
-            "`inverse_temperature` must be a number when `n_candidates` is None; got "
-            "'auto'. Give one of the two a number."
-        )
-    return None
-
-
-def _count_pursued(sampler: Any, beta: float | None) -> int | None:
+def _count_pursued(sampler: Any, fourier: bool, beta: float | None) -> int | None:
     """Give how many features are pursued, None if held-out folds shall decide."""
-    fourier = as_feature_map(sampler.feature_map).averages_phases
-    if isinstance(sampler.pursuit, str):
-        if sampler.pursuit != "auto":
-            raise unknown_name("pursuit", sampler.pursuit, ["auto"])
+    if is_name("pursuit", sampler.pursuit, "auto"):
         # Who gives a temperature wants particles of that temperature.
         return None if fourier and beta is None else 0
     count = check_count("pursuit", sampler.pursuit, at_least=0)
@@ -671,39 +670,22 @@ def _count_pursued(sampler: Any, beta: float | None) -> int | None:
 
 
 def _number_or_auto(name: str, value: Any, *, infinite: bool = False) -> float | None:
-    if not isinstance(value, str):
-        return check_real(name, value, above=0, infinite=infinite)
-    if value != "auto":
-        raise unknown_name(name, value, ["auto"])
-    return None
-
-
-def _resolve_batch(batch_size: Any) -> int | None:
-    if batch_size is None:
+    if is_name(name, value, "auto"):
         return None
-    if batch_size == "auto":
-        return _BATCH
-    if isinstance(batch_size, str):
-        raise unknown_name("batch_size", batch_size, ["auto"])
-    return check_count("batch_size", batch_size, at_least=2)
+    return check_real(name, value, above=0, infinite=infinite)
 
 
 def _open_laws(gamma: Any, coordinates: Any) -> dict[str, SpectralMixture]:
     """List the starting laws that the parameters leave open, the default first."""
-    if isinstance(coordinates, str) and coordinates not in ("auto", "all"):
-        raise unknown_name("coordinates", coordinates, ["auto", "all"])
+    count = 0
+    if not is_name("coordinates", coordinates, "auto", "all"):
+        count = check_count("coordinates", coordinates)
     if gamma == "auto" and coordinates == "auto":
         return LAWS
-    count = 0
-    if not isinstance(coordinates, str):
-        count = check_count("coordinates", coordinates)
     if gamma == "auto":
-        return {
-            f"{coordinates} coordinates, {m:g} times scale": SpectralMixture(
-                (Component(count, m),)
-            )
-            for m in (1.0, 0.5, 2.0, 4.0)
-        }
+        name = f"{coordinates} coordinates, {{:g}} times scale"
+        widths = (1.0, 0.5, 2.0, 4.0)
+        return {name.format(m): SpectralMixture((Component(count, m),)) for m in widths}
     counts = (0, 1, 2, 3) if coordinates == "auto" else (count,)
     width, absolute = (1.0, False) if gamma == "scale" else (float(gamma), True)
     return {

@@ -5,8 +5,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from coulomb._support.checks import check_count, check_real
-from coulomb._support.errors import ParameterError, unknown_name
+from coulomb._support.checks import check_count, check_member, check_real
+from coulomb._support.errors import ParameterError
 from coulomb._support.streams import make_generator
 from coulomb.dynamics.initial import Gaussian
 from coulomb.dynamics.resampling import resamplers
@@ -153,8 +153,7 @@ class ImportanceSampler(AbstractFourierSampler):
         check_count("n_candidates", self.n_candidates)
         check_real("divergence", self.divergence, at_least=0)
         check_real("tol", self.tol, above=0)
-        if self.selection not in _SELECTIONS:
-            raise unknown_name("selection", self.selection, _SELECTIONS)
+        check_member("selection", self.selection, _SELECTIONS)
         if self.selection == "top" and self.n_components > self.n_candidates:
             raise ParameterError(
                 f"`n_components` = {self.n_components} exceeds `n_candidates` = "

@@ -11,8 +11,8 @@ from sklearn.svm import SVC
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from coulomb._support.checks import check_real
-from coulomb._support.errors import ParameterError, ParameterTypeError, unknown_name
+from coulomb._support.checks import check_member, check_real
+from coulomb._support.errors import ParameterError, ParameterTypeError
 from coulomb.estimators.base import describe_columns, encode_target
 
 # Entries of one block of all the kernels together: 32 megabytes.
@@ -106,8 +106,7 @@ class MultipleKernelClassifier(ClassifierMixin, BaseEstimator):
         """
         self.gammas_ = _check_gammas(self.gammas)
         check_real("C", self.C, above=0)
-        if self.method not in _METHODS:
-            raise unknown_name("method", self.method, _METHODS)
+        check_member("method", self.method, _METHODS)
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(y)
         weight = np.ones(X.shape[0])

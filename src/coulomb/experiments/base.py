@@ -7,8 +7,8 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
+from coulomb._support.checks import Registry
 from coulomb._support.errors import unknown_name
-from coulomb._support.registry import Registry
 from coulomb.experiments.records import Job
 
 PRESETS = ("smoke", "paper", "full")

@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 
-from coulomb._support.checks import check_count, check_real
+from coulomb._support.checks import Registry, check_count, check_real
 from coulomb._support.errors import ParameterError, unknown_name
-from coulomb._support.registry import Registry
 from coulomb.dynamics.initial import Orthogonal
 from coulomb.dynamics.langevin import AdamLangevin
 from coulomb.energy import Hamiltonian

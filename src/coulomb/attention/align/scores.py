@@ -14,9 +14,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from coulomb._support.checks import check_count
+from coulomb._support.checks import Registry, check_count
 from coulomb._support.errors import ParameterError, ParameterTypeError
-from coulomb._support.registry import Registry
 from coulomb.objectives import centred_alignment
 
 IGNORED = -100  # the label of tokens that have none, as in torch's cross-entropy

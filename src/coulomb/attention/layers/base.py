@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coulomb._support.checks import check_count, check_real
+from coulomb._support.checks import Registry, check_count, check_real
 from coulomb._support.errors import ParameterError, ParameterTypeError, unknown_name
-from coulomb._support.registry import Registry
 from coulomb._support.streams import make_generator
 from coulomb.attention.ops.checks import must_be_plain
 
