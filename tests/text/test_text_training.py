@@ -25,7 +25,7 @@ from coulomb.text.align import (
     run_phase_a,
     window_start,
 )
-from coulomb.text.evaluate import log_probabilities, score_split, word_classes
+from coulomb.text.evaluate import log_probabilities, score_split, tag_words
 from coulomb.text.setup import set_up
 from coulomb.text.tokens import encode_split
 
@@ -322,7 +322,7 @@ def test_words_that_were_cut_off_count_as_outside():
     split = corpus.split("validation")
     rows = setup.rows["validation"]
     scores = log_probabilities(setup.model, rows)
-    tags = word_classes(rows, scores, corpus.classes.index("O"))
+    tags = tag_words(rows, scores, corpus.classes)
     assert [len(row) for row in tags] == [6] * len(split)
     found = score_split(setup.model, rows, split, corpus.classes)
     assert found["entities"] == len(split)

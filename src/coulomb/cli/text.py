@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from typer import Argument, Option
 
 from coulomb._support.errors import FileFormatError, ParameterError, unknown_name
 from coulomb.cli.output import print_table
@@ -23,21 +24,16 @@ if TYPE_CHECKING:
     from coulomb.text.predictor import Predictor
 
 _RUNS = Path("runs")
-_PANELS = {
-    "model": "Model",
-    "tokens": "Tokens",
-    "align": "Phase A",
-    "train": "Phase B",
-}
+_PANELS = {"model": "Model", "tokens": "Tokens", "align": "Phase A", "train": "Phase B"}
 _AT_ONCE = 4096  # texts that are predicted together
 _FORMATS = ("csv", "jsonl")
 
 
-Run = Annotated[Path, typer.Argument(help="Folder of a finished run.")]
+Run = Annotated[Path, Argument(help="Folder of a finished run.")]
 Columns = Annotated[
-    list[str] | None, typer.Option(help="Column of texts, if not as in training.")
+    list[str] | None, Option(help="Column of texts, if not as in training.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON, not a table.")]
 
 
 def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
@@ -67,7 +63,7 @@ def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
 
 def _flag(group: str, part: Field[Any]) -> Any:
     words, panel, kind = part.metadata["help"], _PANELS[group], cast("Any", part.type)
-    option = typer.Option(help=words, rich_help_panel=panel, show_default=False)
+    option = Option(help=words, rich_help_panel=panel, show_default=False)
     return Annotated[kind | None, option]
 
 
@@ -75,56 +71,49 @@ def _flag(group: str, part: Field[Any]) -> Any:
 def train(
     data: Annotated[
         Path | None,
-        typer.Argument(help="CSV, TSV, JSON-lines or Parquet file of training rows."),
+        Argument(help="CSV, TSV, JSON-lines or Parquet file of training rows."),
     ] = None,
     text: Annotated[
-        list[str] | None,
-        typer.Option(help="Column of texts; give it twice for pairs."),
+        list[str] | None, Option(help="Column of texts; give it twice for pairs.")
     ] = None,
-    label: Annotated[str | None, typer.Option(help="Column of labels.")] = None,
-    validation: Annotated[
-        Path | None, typer.Option(help="File of validation rows.")
-    ] = None,
-    test: Annotated[Path | None, typer.Option(help="File of test rows.")] = None,
+    label: Annotated[str | None, Option(help="Column of labels.")] = None,
+    validation: Annotated[Path | None, Option(help="File of validation rows.")] = None,
+    test: Annotated[Path | None, Option(help="File of test rows.")] = None,
     validation_share: Annotated[
-        float | None, typer.Option(help="Share of training rows kept back.")
+        float | None, Option(help="Share of training rows kept back.")
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option(
-            help="sst2, qqp, rotten_tomatoes, imdb, mrpc, conll2003 or hkcancor."
-        ),
+        Option(help="sst2, qqp, rotten_tomatoes, imdb, mrpc, conll2003 or hkcancor."),
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Folder of data sets [env: COULOMB_DATA].")
+        Path | None, Option(help="Folder of data sets [env: COULOMB_DATA].")
     ] = None,
     vocabulary: Annotated[
-        Path | None, typer.Option(help="vocab.txt or tokenizer.json.")
+        Path | None, Option(help="vocab.txt or tokenizer.json.")
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="default, tagging (for tags if none is named), pairs (for pairs), "
             "paper-main or paper-supplement."
         ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="TOML file of settings; flags win.")
+        Path | None, Option(help="TOML file of settings; flags win.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the run [default: runs/NAME-N].")
+        Path | None, Option(help="Folder of the run [default: runs/NAME-N].")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with an interrupted run.")
+        Path | None, Option(help="Go on with an interrupted run.")
     ] = None,
-    save_every: Annotated[
-        int, typer.Option(min=1, help="Steps between checkpoints.")
-    ] = 500,
+    save_every: Annotated[int, Option(min=1, help="Steps between checkpoints.")] = 500,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads; 1 repeats to the bit.")
+        int | None, Option(min=1, help="Threads; 1 repeats to the bit.")
     ] = None,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write logs for TensorBoard.")
+        bool, Option("--tensorboard", help="Write logs for TensorBoard.")
     ] = False,
     settings: dict[str, Any] | None = None,
 ) -> None:
@@ -258,14 +247,12 @@ def evaluate(
     run: Run,
     data: Annotated[
         Path | None,
-        typer.Argument(help="File with the run's columns; none: the run's own data."),
+        Argument(help="File with the run's columns; none: the run's own data."),
     ] = None,
-    split: Annotated[
-        str | None, typer.Option(help="Split of the run's own data.")
-    ] = None,
+    split: Annotated[str | None, Option(help="Split of the run's own data.")] = None,
     text: Columns = None,
     label: Annotated[
-        str | None, typer.Option(help="Column of labels, if not as in training.")
+        str | None, Option(help="Column of labels, if not as in training.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -330,17 +317,16 @@ def _columns(predictor: "Predictor") -> tuple[list[str], Any]:
 def predict(
     run: Run,
     texts: Annotated[
-        list[str] | None,
-        typer.Argument(help="Texts; none reads lines of standard input."),
+        list[str] | None, Argument(help="Texts; none reads lines of standard input.")
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option(help="CSV, TSV, JSON-lines, Parquet, or .txt with a text a line."),
+        Option(help="CSV, TSV, JSON-lines, Parquet, or .txt with a text a line."),
     ] = None,
     text: Columns = None,
-    output: Annotated[str, typer.Option("--format", help="jsonl or csv.")] = "jsonl",
+    output: Annotated[str, Option("--format", help="jsonl or csv.")] = "jsonl",
     out: Annotated[
-        Path | None, typer.Option(help="File to write [default: standard output].")
+        Path | None, Option(help="File to write [default: standard output].")
     ] = None,
 ) -> None:
     """Classify texts, or tag words, with a trained run.
@@ -367,8 +353,8 @@ def predict(
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(help="Folder that holds runs.")] = _RUNS,
-    metric: Annotated[str, typer.Option(help="Metric to compare by.")] = "accuracy",
+    folder: Annotated[Path, Argument(help="Folder that holds runs.")] = _RUNS,
+    metric: Annotated[str, Option(help="Metric to compare by.")] = "accuracy",
     as_json: AsJson = False,
 ) -> None:
     """List what was trained, the best first.

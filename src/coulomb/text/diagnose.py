@@ -25,6 +25,7 @@ from coulomb.text.run_folder import (
     METRICS,
     PARTICLES,
     Config,
+    check_data,
     check_tensors,
     load_vocabulary,
     read_config,
@@ -130,11 +131,7 @@ def _set_up(folder: Path, config: Config, corpus: Corpus | None) -> Setup:
     """Draw and tokenise again what the run began with, and give it its weights."""
     if corpus is None:
         corpus = _read_data(folder, config)
-    if corpus.fingerprint() != config.fingerprint:
-        raise FileFormatError(
-            f"The data of {folder} has changed since the run began: its texts or "
-            "labels have another fingerprint. Bring it back, or train again."
-        )
+    check_data(folder, config, corpus)
     setup = set_up(corpus, config.settings, load_vocabulary(folder))
     weights, _ = read_tensors(folder / START)
     check_tensors(folder / START, weights, setup.model.state_dict())

@@ -46,16 +46,25 @@ def classification_metrics(labels: Any, probabilities: Any) -> dict[str, float |
     """
     from sklearn import metrics
 
-    y, p = _checked(labels, probabilities)
+    y, p = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
+    if p.ndim != 2 or p.shape[1] < 2 or y.shape != p.shape[:1] or not len(y):
+        raise ParameterError(
+            "`probabilities` must be (n, classes) with two classes or more and a label "
+            f"for each row; got {p.shape} and labels {y.shape}."
+        )
+    # float32 probabilities sum to one only to their own rounding
+    p = p / p.sum(axis=1, keepdims=True)
     guess = p.argmax(axis=1)
     every = np.arange(p.shape[1])
+    # scikit-learn's warns of predicted classes that do not occur
+    balanced = np.mean([(guess[y == c] == c).mean() for c in np.unique(y)])
     found: dict[str, Any] = {
         "accuracy": metrics.accuracy_score(y, guess),
         "f1_micro": metrics.f1_score(y, guess, average="micro", zero_division=0),
         "f1_macro": metrics.f1_score(y, guess, average="macro", zero_division=0),
         "f1_weighted": metrics.f1_score(y, guess, average="weighted", zero_division=0),
         "mcc": metrics.matthews_corrcoef(y, guess),
-        "balanced_accuracy": _balanced_accuracy(y, guess),
+        "balanced_accuracy": balanced,
         "log_loss": metrics.log_loss(y, p, labels=every),
         "brier": metrics.brier_score_loss(y, p, labels=every),
         "ece": expected_calibration_error(y, p),
@@ -66,23 +75,6 @@ def classification_metrics(labels: Any, probabilities: Any) -> dict[str, float |
         name: None if value is None or math.isnan(value) else float(value)
         for name, value in found.items()
     }
-
-
-def _checked(labels: Any, probabilities: Any) -> tuple[NDArray[Any], Numbers]:
-    y = np.asarray(labels)
-    p = np.asarray(probabilities, dtype=np.float64)
-    if p.ndim != 2 or p.shape[1] < 2 or y.shape != p.shape[:1] or not len(y):
-        raise ParameterError(
-            "`probabilities` must be (n, classes) with two classes or more and a label "
-            f"for each row; got {p.shape} and labels {y.shape}."
-        )
-    # float32 probabilities sum to one only to their own rounding
-    return y, p / p.sum(axis=1, keepdims=True)
-
-
-def _balanced_accuracy(y: NDArray[Any], guess: NDArray[Any]) -> float:
-    # scikit-learn's warns of predicted classes that do not occur
-    return float(np.mean([(guess[y == c] == c).mean() for c in np.unique(y)]))
 
 
 def _areas(y: NDArray[Any], p: Numbers) -> dict[str, float | None]:
@@ -265,48 +257,35 @@ def log_probabilities(model: KernelEncoder, rows: TokenRows) -> Tensor:
     by_token = model.settings.head == "token"
     # Texts of like length together: attention that pads inside wastes least.
     order = rows.lengths.argsort(stable=True)
+    batch_of = rows.lengths[order].cumsum(0) // _TOKENS
+    sizes: list[int] = torch.bincount(batch_of).tolist()
     size = int(rows.offsets[-1]) if by_token else len(rows)
     out = torch.empty(size, model.settings.n_classes)
     training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            for some in _batches(rows, order):
+            for some in torch.split(order, [size for size in sizes if size]):
                 logits = packed_logits(model, rows.batch(some)).log_softmax(dim=-1)
-                out[_places(rows, some) if by_token else some] = logits
+                out[rows.places(some)[0] if by_token else some] = logits
     finally:
         model.train(training)
     return out
 
 
-def _batches(rows: TokenRows, order: Tensor) -> list[Tensor]:
-    if not len(order):
-        return []
-    group = rows.lengths[order].cumsum(0) // _TOKENS
-    sizes: list[int] = torch.bincount(group).tolist()
-    return list(torch.split(order, [size for size in sizes if size]))
-
-
-def _places(rows: TokenRows, some: Tensor) -> Tensor:
-    spans = [torch.arange(int(rows.offsets[i]), int(rows.offsets[i + 1])) for i in some]
-    return torch.cat(spans)
-
-
-def word_classes(rows: TokenRows, scores: Tensor, missing: int) -> list[list[int]]:
-    """Give every word the class of its first token."""
+def tag_words(
+    rows: TokenRows, scores: Tensor, classes: tuple[Any, ...]
+) -> list[list[Any]]:
+    """Give every word the class of its first token, "O" to words that were cut off."""
     assert rows.first is not None
     assert rows.word_offsets is not None
-    best = scores.argmax(dim=-1)
-    chosen = torch.full_like(rows.first, missing)
+    missing = classes.index("O") if "O" in classes else 0
     there = rows.first >= 0
-    chosen[there] = best[rows.first[there]]
+    chosen = torch.full_like(rows.first, missing)
+    chosen[there] = scores.argmax(dim=-1)[rows.first[there]]
     lengths: list[int] = rows.word_offsets.diff().tolist()
-    return [part.tolist() for part in torch.split(chosen, lengths)]
-
-
-def outside(classes: tuple[Any, ...]) -> int:
-    """Find the class of words that belong to nothing."""
-    return classes.index("O") if "O" in classes else 0
+    words = torch.split(chosen, lengths)
+    return [[classes[number] for number in part.tolist()] for part in words]
 
 
 def judged_by(kind: str, classes: tuple[Any, ...]) -> str:
@@ -331,11 +310,11 @@ def score_split(
     assert split.labels is not None
     if model.settings.head == "sequence":
         return dict(classification_metrics(split.labels, scores.exp().numpy()))
-    guesses = word_classes(rows, scores, outside(classes))
 
-    def named(tags: Any) -> list[list[str]]:
-        return [[str(classes[tag]) for tag in row] for row in tags]
+    def named(tags: Sequence[Sequence[Any]]) -> list[list[str]]:
+        return [[str(tag) for tag in row] for row in tags]
 
+    true = named([[classes[number] for number in row] for row in split.labels])
     marked = judged_by("token", classes) == "entity_f1"
     metrics = entity_metrics if marked else word_metrics
-    return metrics(named(split.labels), named(guesses))
+    return metrics(true, named(tag_words(rows, scores, classes)))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coulomb._support.errors import ParameterError
 from coulomb.text.data import Split, check_texts
-from coulomb.text.evaluate import log_probabilities, outside, score_split, word_classes
+from coulomb.text.evaluate import log_probabilities, score_split, tag_words
 from coulomb.text.run_folder import (
     CONFIG,
     METRICS,
@@ -140,9 +140,7 @@ class Predictor:
         if self.config.kind != "token":
             raise ParameterError("`run` must tag words; this one classifies texts.")
         rows = self._rows(texts)
-        scores = log_probabilities(self.model, rows)
-        numbers = word_classes(rows, scores, outside(self.classes))
-        return [[self.classes[number] for number in tags] for tags in numbers]
+        return tag_words(rows, log_probabilities(self.model, rows), self.classes)
 
     def score(self, split: Split) -> dict[str, Any]:
         """Compute the metrics on texts with labels.

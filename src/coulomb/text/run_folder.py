@@ -21,6 +21,7 @@ from coulomb._support.archive import (
     write_whole,
 )
 from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
+from coulomb.text.data import Corpus
 from coulomb.text.settings import TextSettings
 from coulomb.text.tokens import Vocabulary
 
@@ -73,6 +74,31 @@ def check_tensors(
     for name in tensors:
         if name not in expected:
             raise FileFormatError(f"{path} has {name!r}, which the run does not know.")
+
+
+def check_free(folder: Path) -> None:
+    """Refuse to begin a run where there is one, or where there are other files."""
+    if (folder / CONFIG).exists():
+        raise ParameterError(
+            f"`out` must be a new folder; {str(folder)!r} holds a run. Go on with "
+            f"`--resume {folder}`, or choose another."
+        )
+    # A run that was killed in its first moments leaves behind what is allowed here.
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name not in (VOCABULARY, ENVIRONMENT) and path.name[0] != ".":
+            raise ParameterError(
+                f"`out` must be a new or empty folder; {str(folder)!r} holds "
+                f"{path.name!r}."
+            )
+
+
+def check_data(folder: Path, config: Config, corpus: Corpus) -> None:
+    """Refuse data that is not what the run began with."""
+    if corpus.fingerprint() != config.fingerprint:
+        raise FileFormatError(
+            f"The data of {folder} has changed since the run began: its texts or "
+            "labels have another fingerprint. Bring it back, or train in a new folder."
+        )
 
 
 def write_run(folder: Path, config: Config, vocabulary: Vocabulary) -> None:

@@ -215,16 +215,6 @@ def read_vocabulary(path: str | Path, *, lower_case: bool = True) -> Vocabulary:
         raise FileFormatError(f"{path}: {error}") from error
 
 
-def find_vocabulary(folder: Path | None) -> Path | None:
-    """Look for BERT's vocabulary in a folder of data sets."""
-    if folder is None:
-        return None
-    for name in ("bert-base-uncased/vocab.txt", "vocab.txt"):
-        if (folder / name).is_file():
-            return folder / name
-    return None
-
-
 def train_vocabulary(
     texts: Iterable[Text], *, size: int, lower_case: bool = True
 ) -> Vocabulary:
@@ -290,13 +280,17 @@ class TokenRows:
         """Tokens of each text."""
         return self.offsets.diff()
 
-    def batch(self, rows: Tensor) -> TokenBatch:
-        """Put some texts one after another."""
+    def places(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Say where the tokens of some texts are, and the bounds of the texts."""
         lengths = self.lengths[rows]
         ends = lengths.cumsum(0)
         bounds = torch.cat([ends.new_zeros(1), ends])
         shift = self.offsets[rows] - bounds[:-1]
-        places = torch.arange(int(bounds[-1])) + shift.repeat_interleave(lengths)
+        return torch.arange(int(bounds[-1])) + shift.repeat_interleave(lengths), bounds
+
+    def batch(self, rows: Tensor) -> TokenBatch:
+        """Put some texts one after another."""
+        places, bounds = self.places(rows)
         labels = self.labels
         if labels is not None:
             labels = labels[rows] if self.first is None else labels[places]
@@ -319,8 +313,7 @@ def encode_split(
         if split.texts and not isinstance(split.texts[0], str):
             both = vocabulary.encode_pairs(split.texts, max_length)
             parts, _ = _joined([part for _, part in both])
-            rows = [ids for ids, _ in both]
-            return TokenRows(*_joined(rows), labels, parts=parts)
+            return TokenRows(*_joined([ids for ids, _ in both]), labels, parts=parts)
         return TokenRows(*_joined(vocabulary.encode(split.texts, max_length)), labels)
     pairs = vocabulary.encode_words(split.texts, max_length)
     token_ids, offsets = _joined([row for row, _ in pairs])
@@ -348,14 +341,13 @@ def choose_vocabulary(
     folder: str | Path | None = None,
 ) -> Vocabulary:
     """Take the vocabulary of a file, of the data folder, or train one."""
-    lower = settings.tokens.lower_case
+    size, lower = settings.tokens.vocabulary_size, settings.tokens.lower_case
     if file is not None:
         return read_vocabulary(file, lower_case=lower)
-    found = find_vocabulary(data_folder(folder))
+    where = data_folder(folder)
     english = corpus.name in TASKS and TASKS[corpus.name].english
-    if found is not None and lower and english:
-        return read_vocabulary(found)
-    texts = corpus.split("train").texts
-    return train_vocabulary(
-        texts, size=settings.tokens.vocabulary_size, lower_case=lower
-    )
+    if where is not None and lower and english:
+        for name in ("bert-base-uncased/vocab.txt", "vocab.txt"):
+            if (where / name).is_file():
+                return read_vocabulary(where / name)
+    return train_vocabulary(corpus.split("train").texts, size=size, lower_case=lower)

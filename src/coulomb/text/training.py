@@ -30,21 +30,17 @@ from coulomb.text.data import Corpus
 from coulomb.text.evaluate import judged_by, score_split
 from coulomb.text.run_folder import (
     CHECKPOINT,
-    CONFIG,
-    ENVIRONMENT,
-    HISTORY,
     METRICS,
-    VOCABULARY,
     WEIGHTS,
     Checkpoint,
     Config,
     Store,
+    check_data,
+    check_free,
     check_tensors,
     load_vocabulary,
     read_config,
-    read_history,
     read_json,
-    read_tensors,
     write_run,
 )
 from coulomb.text.settings import TextSettings, TrainSettings
@@ -154,7 +150,7 @@ def train_in_folder(
         Also written into the folder.
     """
     folder = Path(folder)
-    _must_be_free(folder)
+    check_free(folder)
     described = {"name": corpus.name} | dict(data or {})
     config = Config(
         settings, corpus.kind, corpus.classes, described, corpus.fingerprint()
@@ -190,16 +186,11 @@ def resume_folder(
     folder = Path(folder)
     config = read_config(folder)
     if (folder / METRICS).is_file():
-        weights, _ = read_tensors(folder / WEIGHTS)
-        history = read_history(folder / HISTORY)
-        return Trained(weights, read_json(folder / METRICS), history)
+        store = Store(folder)
+        return Trained(store.best(), read_json(folder / METRICS), store.history())
     if corpus is None:
         corpus = load_data(config.data)
-    if corpus.fingerprint() != config.fingerprint:
-        raise FileFormatError(
-            f"The data of {folder} has changed since the run began: its texts or "
-            "labels have another fingerprint. Bring it back, or train in a new folder."
-        )
+    check_data(folder, config, corpus)
     vocabulary, settings = load_vocabulary(folder), config.settings
     return _run(folder, corpus, settings, vocabulary, save_every, progress, tensorboard)
 
@@ -224,27 +215,6 @@ def _run(
     )
     write_json(folder / METRICS, trained.metrics)
     return trained
-
-
-def _must_be_free(folder: Path) -> None:
-    if (folder / CONFIG).exists():
-        raise ParameterError(
-            f"`out` must be a new folder; {str(folder)!r} holds a run. Go on with "
-            f"`--resume {folder}`, or choose another."
-        )
-    if folder.is_dir():
-        # What a run that was killed in its first moments leaves behind.
-        ours = {VOCABULARY, ENVIRONMENT}
-        others = [
-            path.name
-            for path in folder.iterdir()
-            if path.name not in ours and not path.name.startswith(".")
-        ]
-        if others:
-            raise ParameterError(
-                f"`out` must be a new or empty folder; {str(folder)!r} holds "
-                f"{others[0]!r}."
-            )
 
 
 @dataclass

@@ -13,15 +13,9 @@ if TYPE_CHECKING:
     from coulomb.text.settings import TextSettings
 
 # The paper's maps, and the law their particles start from.
-_MAPS = {
-    "favor": ("favor", "gaussian"),
-    "elu": ("elu", "gaussian"),
-    "softplus": ("softplus", "gaussian"),
-    "sigmoid2": ("sigmoid2", "gaussian"),
-    "softmaxfeat": ("softmaxfeat", "gaussian"),
-    "cos2": ("cos2", "gaussian"),
-    "porf-softplus": ("softplus", "orthogonal"),
-}
+_NAMES = ("favor", "elu", "softplus", "sigmoid2", "softmaxfeat", "cos2")
+_MAPS = {name: (name, "gaussian") for name in _NAMES}
+_MAPS["porf-softplus"] = ("softplus", "orthogonal")
 # What becomes of the particles between their draw and Phase B.
 _PHASES = {
     "vanilla": "none",
@@ -86,10 +80,8 @@ def uses_windows(settings: "TextSettings", kind: str) -> bool:
     """Say whether heads look at windows beside a token."""
     row = find_variant(settings.model.attention)
     chosen = row.phase_a in ("align", "control") and settings.align.start == "chosen"
-    by_chance = row.phase_a == "strew"
-    return settings.model.positions == "learned" and (
-        by_chance or (chosen and kind == "token")
-    )
+    windows = row.phase_a == "strew" or (chosen and kind == "token")
+    return windows and settings.model.positions == "learned"
 
 
 def attention_factory(settings: "TextSettings", kind: str) -> "AttentionFactory":
