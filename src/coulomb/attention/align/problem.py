@@ -490,21 +490,19 @@ def build_problem(
             )
     network = Network(model, layers, evaluate or call_model, output)
     network.free.update(network.free_from(settings.also))
-    order = list(range(len(every)))
-    kept_back: list[int] = []
+    view = View(settings.level, settings.pool)
+    training, other = tuple(range(len(every))), None
+    objective = ModelAlignment(network, score, view, every, training)
     if isinstance(held_out, int | float):
         share = check_real("held_out", held_out, at_least=0, below=1)
         count = max(1, round(share * len(every))) if share and len(every) > 1 else 0
         generator = make_generator(seed, HELD_OUT)
         mixed = torch.randperm(len(every), generator=generator).tolist()
-        kept_back, order = sorted(mixed[:count]), sorted(mixed[count:])
-    view = View(settings.level, settings.pool)
-    objective = ModelAlignment(network, score, view, every, tuple(order))
-    other: ModelAlignment | None = None
-    if kept_back:
-        other = replace(objective, numbers=tuple(kept_back))
-    elif held_out is not None and not isinstance(held_out, int | float):
+        training = tuple(sorted(mixed[count:]))
+        if count:
+            other = replace(objective, numbers=tuple(sorted(mixed[:count])))
+    elif held_out is not None:
         given = as_batches(held_out)
         other = replace(objective, batches=given, numbers=tuple(range(len(given))))
-    watched = replace(objective, numbers=tuple(order[: settings.watched]))
-    return Problem(settings, watched, tuple(order), other, seed)
+    watched = replace(objective, numbers=training[: settings.watched])
+    return Problem(settings, watched, training, other, seed)
