@@ -8,8 +8,6 @@ added to a normaliser.
 Half-precision operands are computed in float32; the output has the precision of `v`.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -17,18 +15,19 @@ from coulomb.attention.ops import traceable
 from coulomb.attention.ops.autograd import FusedAttention, cheaper_form
 from coulomb.attention.ops.blocked import BlockIndex, Problem
 from coulomb.attention.ops.checks import (
+    FeatureMap,
+    Given,
+    Inputs,
     check_form,
-    check_log_weight,
+    check_inputs,
     check_mask,
     check_operands,
-    check_packed,
     full_precision,
     must_be_plain,
     sequence_bounds,
-    side_particles,
     working_dtype,
 )
-from coulomb.features import AbstractFeatureMap, Particles, as_feature_map
+from coulomb.features import Particles
 
 # A block has at least this many sequences times heads: fewer do not occupy the cores,
 # more would leave each too short a block of rows in the cache.
@@ -40,8 +39,6 @@ _KEPT_BYTES = 1 << 25
 
 # Short sequences share a block, as long as its features stay in the cache.
 _BLOCK_ELEMENTS = 1 << 19
-
-FeatureMap = str | AbstractFeatureMap | Callable[[Tensor, Particles], Tensor]
 
 
 def linear_attention(
@@ -87,24 +84,10 @@ def linear_attention(
     check_form(form)
     check_operands(("phi_q", "phi_k", "v"), (phi_q, phi_k, v), causal=causal)
     check_mask(key_mask, phi_k)
-    with full_precision(v):
-        dtype = working_dtype(v)
-        if must_be_plain(v):
-            if key_mask is not None:
-                phi_k = phi_k.masked_fill(~key_mask[:, None, :, None], 0)
-            return traceable.attend(
-                phi_q.to(dtype),
-                phi_k.to(dtype),
-                None,
-                v,
-                key_mask,
-                causal=causal,
-                quadratic=form == "quadratic",
-            )
-        none = torch.empty(phi_q.shape[1], 0, 0, dtype=dtype, device=v.device)
-        operands = phi_q, phi_k, v, None
-        sides = Particles(none), None
-        return _apply(operands, sides, None, key_mask, causal, form, phi_k.shape[-1])
+    shape = phi_q.shape[1], phi_q.shape[-1], 0
+    none = torch.empty(shape, dtype=working_dtype(v), device=v.device)
+    operands = phi_q, phi_k, v, None, key_mask
+    return _attend(Inputs(*operands, Particles(none), None, Given(), causal), form)
 
 
 def kernel_attention(
@@ -170,34 +153,23 @@ def kernel_attention(
     tensor([[[0, 1, 2]]])
     """
     check_form(form)
-    check_operands(("q", "k", "v"), (q, k, v), causal=causal)
-    check_mask(key_mask, k)
-    check_log_weight(key_log_weight, k)
-    feature_map = as_feature_map(feature_map)
+    options = key_mask, key_particles, key_log_weight
+    inputs = check_inputs((q, k, v), particles, feature_map, *options, causal=causal)
+    return _attend(inputs, form)
+
+
+def _attend(inputs: Inputs, form: str) -> Tensor:
+    q, k, v, _, key_mask = inputs[:5]
     with full_precision(v):
-        sides = side_particles(particles, key_particles, q.shape[1], q)
         if must_be_plain(v):
-            dtype = sides[0].positions.dtype
-            if key_log_weight is not None:
-                key_log_weight = key_log_weight.to(dtype)
-            features = traceable.feature_pair(
-                q.to(dtype),
-                k.to(dtype),
-                sides,
-                feature_map,
-                key_mask,
-                key_log_weight,
-                causal=causal,
-            )
-            quadratic = form == "quadratic"
-            return traceable.attend(
-                *features, v, key_mask, causal=causal, quadratic=quadratic
-            )
-        if key_log_weight is not None:
-            key_log_weight = key_log_weight.unsqueeze(-1)
-        operands = q, k, v, key_log_weight
-        n_features = sides[0].n_particles
-        return _apply(operands, sides, feature_map, key_mask, causal, form, n_features)
+            return traceable.attend(inputs, quadratic=form == "quadratic")
+        n_particles = inputs.particles.n_particles
+        blocks = _batch_blocks(k, key_mask, n_particles)
+        if form == "auto":
+            n_features = inputs.feature_map.n_features(n_particles)
+            form = cheaper_form(q.shape[2], k.shape[2], n_features, v.shape[3])
+            form = "linear" if inputs.causal else form
+        return _run(inputs, form, blocks)
 
 
 def packed_attention(
@@ -250,40 +222,25 @@ def packed_attention(
     >>> packed_attention(x, x, v, Particles(torch.ones(4, 2)), "elu", bounds).flatten()
     tensor([2., 2., 5.])
     """
-    check_packed(q, k, v)
-    check_log_weight(key_log_weight, k)
-    feature_map = as_feature_map(feature_map)
-    if key_log_weight is not None:
-        key_log_weight = key_log_weight.unsqueeze(-1)
-    operands = q, k, v, key_log_weight
+    options = key_particles, key_log_weight
+    inputs = check_inputs(
+        (q, k, v), particles, feature_map, None, *options, causal=causal, packed=True
+    )
     with full_precision(v):
         if must_be_plain(v):
-            tokens = torch.arange(q.shape[0], device=q.device)
             if max_length is None:
                 max_length = int((cu_seqlens[1:] - cu_seqlens[:-1]).max())
             rows, mask = _padding(cu_seqlens[:-1], cu_seqlens[1:], max_length)
-            q, k, v = (x[rows].transpose(1, 2) for x in (q, k, v))
-            if key_log_weight is not None:
-                key_log_weight = key_log_weight[rows].transpose(1, 2).squeeze(-1)
-            out = kernel_attention(
-                q,
-                k,
-                v,
-                particles,
-                feature_map,
-                mask,
-                key_particles=key_particles,
-                key_log_weight=key_log_weight,
-                causal=causal,
-            )
+            q, k, v, weight = (BlockIndex(0, 0, rows).take(x) for x in inputs[:4])
+            padded = inputs._replace(q=q, k=k, v=v, log_weight=weight, key_mask=mask)
+            out = traceable.attend(padded, quadratic=False)
             # Rows beyond a sequence are masked keys and unused queries.
+            tokens = torch.arange(len(inputs.q), device=q.device)
             owner = torch.searchsorted(cu_seqlens[1:], tokens, right=True)
             return out.transpose(1, 2)[owner, tokens - cu_seqlens[owner]]
-        sides = side_particles(particles, key_particles, q.shape[1], q)
         bounds = sequence_bounds(cu_seqlens, q.shape[0])
-        blocks = _packed_blocks(bounds, q, sides[0].n_particles)
-        problem = Problem(feature_map, causal, "auto", blocks, packed=True)
-        return _run(operands, sides, None, problem)
+        blocks = _packed_blocks(bounds, q, inputs.particles.n_particles)
+        return _run(inputs, "auto", blocks)
 
 
 def _batch_blocks(
@@ -323,10 +280,10 @@ def _packed_blocks(
 
 def _packed_block(bounds: list[tuple[int, int]], device: torch.device) -> BlockIndex:
     if len(bounds) == 1:
-        return BlockIndex(*bounds[0], packed=True)
+        return BlockIndex(*bounds[0])
     starts, stops = torch.tensor(bounds, device=device).unbind(1)
     longest = bounds[-1][1] - bounds[-1][0]
-    return BlockIndex(0, 0, True, *_padding(starts, stops, longest))
+    return BlockIndex(0, 0, *_padding(starts, stops, longest))
 
 
 def _padding(starts: Tensor, stops: Tensor, max_length: int) -> tuple[Tensor, Tensor]:
@@ -336,42 +293,18 @@ def _padding(starts: Tensor, stops: Tensor, max_length: int) -> tuple[Tensor, Te
     return rows.masked_fill(~mask, 0), mask
 
 
-_Operands = tuple[Tensor, Tensor, Tensor, Tensor | None]
-_Sides = tuple[Particles, Particles | None]
-
-
-def _apply(
-    operands: _Operands,
-    sides: _Sides,
-    feature_map: AbstractFeatureMap | None,
-    key_mask: Tensor | None,
-    causal: bool,
-    form: str,
-    n_features: int,
-) -> Tensor:
-    q, k, v, _ = operands
-    blocks = _batch_blocks(k, key_mask, n_features)
-    if feature_map is not None:
-        n_features = feature_map.n_features(n_features)
-    if form == "auto":
-        form = cheaper_form(q.shape[2], k.shape[2], n_features, v.shape[3])
-        form = "linear" if causal else form
-    return _run(operands, sides, key_mask, Problem(feature_map, causal, form, blocks))
-
-
-def _run(
-    operands: _Operands, sides: _Sides, key_mask: Tensor | None, problem: Problem
-) -> Tensor:
-    q, k = operands[:2]
-    particles = (*sides[0], *(sides[1] or (None, None)))
+def _run(inputs: Inputs, form: str, blocks: tuple[BlockIndex, ...]) -> Tensor:
+    (q, k), tensors = inputs[:2], inputs.tensors
+    backward = keep = False
     if torch.is_grad_enabled() and any(
-        x is not None and x.requires_grad for x in (*operands, *particles)
+        x is not None and x.requires_grad for x in tensors
     ):
-        positions = sides[0].positions
+        positions = inputs.particles.positions
         rows = (q.numel() + k.numel()) // max(q.shape[-1], 1)
         size = rows * positions.shape[-2] * positions.element_size()
-        problem = problem._replace(backward=True, keep=size <= _KEPT_BYTES)
+        backward, keep = True, size <= _KEPT_BYTES
+    about = inputs.feature_map, inputs.causal, form, blocks, backward, keep
     out: Tensor = FusedAttention.apply(  # type: ignore[no-untyped-call]
-        problem, key_mask, *operands, *particles
+        Problem(*about), inputs.key_mask, *tensors
     )
     return out

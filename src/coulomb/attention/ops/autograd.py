@@ -1,6 +1,6 @@
 """One autograd function for every form: blocks, their gradients, the particles'."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -55,8 +55,7 @@ def _choose(
         return causal_forward, causal_backward
     (n, m), form = (x.shape[2] for x in block[:2]), problem.form
     if form == "auto":
-        n_features = features.n_features(block.k.shape[3])
-        form = cheaper_form(n, m, n_features, block.v.shape[3])
+        form = cheaper_form(n, m, features.n_features, block.v.shape[3])
     if form == "quadratic" and m > 0:
         return quadratic_forward, quadratic_backward
     return linear_forward, linear_backward
@@ -71,119 +70,96 @@ def _empty_output(q: Tensor, v: Tensor) -> Tensor:
     return v.new_empty(*q.shape[:-1], v.shape[-1])
 
 
-def _sides(particles: tuple[Tensor | None, ...], *, track: bool) -> tuple[Side, Side]:
-    positions, phases, key_positions, key_phases = particles
-    assert positions is not None
-    queries = Side(Particles(positions, phases), track=track)
-    if key_positions is None:
+def _sides(tensors: Sequence[Any], *, track: bool = False) -> tuple[Side, Side]:
+    queries = Side(Particles(*tensors[4:6]), track=track)
+    if tensors[6] is None:
         return queries, queries
-    return queries, Side(Particles(key_positions, key_phases), track=track)
+    return queries, Side(Particles(*tensors[6:8]), track=track)
 
 
 class FusedAttention(torch.autograd.Function):
-    """Attention whose features exist one block at a time, forwards and backwards."""
+    """Attention whose features exist one block at a time, forwards and backwards.
+
+    The tensors are those of `Inputs.tensors`.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        problem: Problem,
-        key_mask: Tensor | None,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_weight: Tensor | None,
-        *particles: Tensor | None,
+        ctx: Any, problem: Problem, key_mask: Tensor | None, *tensors: Any
     ) -> Tensor:
         """Compute the output, block by block."""
+        q, k, v, log_weight, positions, _, key_positions, _ = tensors
         out = _empty_output(q, v)
-        ctx.problem = problem
-        tensors = key_mask, q, k, v, log_weight, *particles
-        if log_weight is None and particles[2] is None:
-            assert particles[0] is not None
-            operands = q, k, v, particles[0], key_mask
-            ctx.state = compiled.forward(problem, *operands, out)
-            if ctx.state is not None:
-                ctx.save_for_backward(*tensors, out)
-                return out
-        ctx.state = []
-        sides = _sides(particles, track=False)
-        with borrowed_workspace(sides[0].particles.positions.dtype, q.device) as work:
-            for index in problem.blocks:
-                block = _block(tensors, index, out, work)
-                features = block_map(problem.feature_map, sides, work)
-                saved = _choose(problem, features, block)[0](features, block, problem)
-                if not saved.exact and features.retry:
-                    features = block_map(problem.feature_map, sides, work, logs=True)
-                    run = _choose(problem, features, block)[0]
-                    saved = run(features, block, problem)._replace(logs=True)
-                index.put(block.out, out)
-                ctx.state.append(saved)
-        ctx.save_for_backward(*tensors, out)
+        ctx.problem, ctx.state = problem, None
+        if log_weight is None and key_positions is None:
+            operands = q, k, v, positions, key_mask
+            ctx.state = compiled.forward(problem, operands, out)
+        if ctx.state is None:
+            ctx.state, sides = [], _sides(tensors)
+            with borrowed_workspace(positions.dtype, q.device) as work:
+                for index in problem.blocks:
+                    block = _block(tensors, key_mask, index, out, work)
+                    features = block_map(problem.feature_map, sides, work)
+                    run, _ = _choose(problem, features, block)
+                    saved = run(features, block, problem)
+                    if not saved.exact and features.retry:
+                        features = BlockMap(problem.feature_map, sides, work, logs=True)
+                        saved = run(features, block, problem)._replace(logs=True)
+                    index.put(block.out, out)
+                    ctx.state.append(saved)
+        ctx.save_for_backward(key_mask, *tensors, out)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Evaluate the features again and pull the gradient back."""
-        *tensors, out = ctx.saved_tensors
-        key_mask, q, k, v, log_weight, *particles = tensors
+        key_mask, *tensors, out = ctx.saved_tensors
+        problem: Problem = ctx.problem
         grads: list[Any] = [
-            x if x is None else torch.empty_like(x) for x in (q, k, v, log_weight)
+            x if x is None else torch.empty_like(x) for x in tensors[:4]
         ]
         track = any(ctx.needs_input_grad[6:])
-        sides = _sides(tuple(particles), track=track)
-        with full_precision(grad):
+        sides = _sides(tensors, track=track)
+        own = (None, None) if tensors[6] is None else sides[1].grads
+        results = (None, None, *grads, *sides[0].grads, *own)
+        dtype = sides[0].particles.positions.dtype
+        with full_precision(grad), borrowed_workspace(dtype, grad.device) as work:
             if isinstance(ctx.state, compiled.Kept):
-                operands = q, k, v, particles[0], key_mask
-                outputs = out, grad, grads[:3]
-                compiled.backward(
-                    ctx.problem, operands, ctx.state, *outputs, sides[0].grads[0]
+                operands = *tensors[:3], tensors[4], key_mask
+                outputs = out, grad, grads[:3], sides[0].grads[0]
+                compiled.backward(problem.feature_map, operands, ctx.state, *outputs)
+                return results
+            for index, saved in zip(problem.blocks, ctx.state, strict=True):
+                block = _block(tensors, key_mask, index, out, work)
+                parts = _sides(tensors, track=track)
+                features = block_map(
+                    problem.feature_map, parts, work, record=True, logs=saved.logs
                 )
-            else:
-                _pull_blocks(ctx.problem, ctx.state, tensors, out, grad, grads, sides)
-        own = sides[1].grads if particles[2] is not None else (None, None)
-        return (None, None, *grads, *sides[0].grads, *own)
+                targets = Gradients(*(index.take(x) for x in (grad, *grads)))
+                if index.mask is not None:
+                    # At padding stands some other token, that would count twice.
+                    padding = ~index.mask[:, None, :, None]
+                    grad_out = targets.out.masked_fill(padding, 0)
+                    targets = targets._replace(out=grad_out)
+                _choose(problem, features, block)[1](features, block, saved, targets)
+                for target, whole in zip(targets[1:], grads, strict=True):
+                    index.put(target, whole)
+                for side, part in zip(sides, parts, strict=True):
+                    side.add(part)
+        return results
 
 
-def _block(tensors: Any, index: BlockIndex, out: Tensor, work: Workspace) -> Block:
-    mask, q, k, v, log_weight = tensors[:5]
+def _block(
+    tensors: Sequence[Any],
+    mask: Tensor | None,
+    index: BlockIndex,
+    out: Tensor,
+    work: Workspace,
+) -> Block:
     if index.rows is not None:
         mask = index.mask
     elif mask is not None:
         mask = mask[index.start : index.stop]
-    weight = None if log_weight is None else index.take(log_weight)
-    q, k, v, out = (index.take(x) for x in (q, k, v, out))
-    return Block(q, k, v, weight, mask, out, work)
-
-
-def _pull_blocks(
-    problem: Problem,
-    state: list[Saved],
-    tensors: list[Tensor | None],
-    out: Tensor,
-    grad: Tensor,
-    grads: list[Any],
-    sides: tuple[Side, Side],
-) -> None:
-    track = any(x is not None for x in sides[0].grads)
-    with borrowed_workspace(sides[0].particles.positions.dtype, grad.device) as work:
-        for index, saved in zip(problem.blocks, state, strict=True):
-            block = _block(tensors, index, out, work)
-            own = _sides(tuple(tensors[5:]), track=track)
-            features = block_map(
-                problem.feature_map, own, work, record=True, logs=saved.logs
-            )
-            parts: list[Any] = [None if x is None else index.take(x) for x in grads]
-            grad_out = index.take(grad)
-            if index.rows is not None and index.mask is not None:
-                # At padding stands some other token, whose gradient would count twice.
-                grad_out = grad_out.masked_fill(~index.mask[:, None, :, None], 0)
-            run = _choose(problem, features, block)[1]
-            run(features, block, saved, Gradients(grad_out, *parts))
-            for part, whole in zip(parts, grads, strict=True):
-                if part is not None:
-                    index.put(part, whole)
-            for side, each in zip(
-                dict.fromkeys(sides), dict.fromkeys(own), strict=True
-            ):
-                side.add(each)
+    q, k, v, log_weight = (index.take(x) for x in tensors[:4])
+    return Block(q, k, v, log_weight, mask, index.take(out), work)

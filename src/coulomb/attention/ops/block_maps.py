@@ -9,7 +9,8 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -101,10 +102,11 @@ class Side:
         ]
 
     def add(self, other: "Side") -> None:
-        """Add the gradients of another block."""
+        """Add the gradients of another block, once."""
         for total, part in zip(self.grads, other.grads, strict=True):
             if total is not None and part is not None:
                 total += part
+        other.grads = [None, None]
 
     def by_head(self, x: Tensor) -> Tensor:
         """View `(heads * batch, rows, ...)` as `(heads, batch * rows, ...)`."""
@@ -120,11 +122,11 @@ def _highest(x: Tensor, shift: Tensor | None) -> Tensor:
     return highest if shift is None else torch.maximum(highest, shift)
 
 
+@dataclass
 class BlockMap:
     """Features of blocks `(groups, rows, dim)`; autograd differentiates each block.
 
-    The groups of a head follow one another: there are `heads * batch` of them. Without
-    a map the inputs are features already.
+    The groups of a head follow one another: there are `heads * batch` of them.
 
     A *shift*, shape `(groups, 1, features)`, is subtracted from the logarithms of the
     keys' features and added to those of the queries: it cancels in every product. It
@@ -139,44 +141,29 @@ class BlockMap:
 
     # Whether features of queries are exponentials: a factor of a feature can then be
     # added to its shift as a logarithm.
-    exponential = False
+    exponential: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        feature_map: AbstractFeatureMap | None,
-        sides: tuple[Side, Side],
-        work: Workspace,
-        *,
-        record: bool,
-        logs: bool = False,
-    ) -> None:
-        self.map = feature_map
-        self.query_side, self.key_side = sides
-        self.work = work
-        self.record = record
-        self.logs = logs
-        # Whether this form may lose what the logarithms would not.
-        self.retry = (
-            feature_map is not None
-            and feature_map.has_log_features
-            and not (logs or feature_map.needs_shift)
-        )
+    map: AbstractFeatureMap
+    sides: tuple[Side, Side]  # what queries and what keys meet
+    work: Workspace
+    record: bool = False
+    logs: bool = False
 
-    def n_features(self, dim: int) -> int:
-        """Count the features of inputs with `dim` coordinates."""
-        if self.map is None:
-            return dim
-        return self.map.n_features(self.key_side.particles.n_particles)
+    @property
+    def retry(self) -> bool:
+        """Whether this form may lose what the logarithms would not."""
+        return self.map.has_log_features and not (self.logs or self.map.needs_shift)
+
+    @property
+    def n_features(self) -> int:
+        """The number of features."""
+        return self.map.n_features(self.sides[1].particles.n_particles)
 
     def _evaluate(
         self, side: Side, x: Tensor, finish: Callable[[Tensor], Tensor] = _same
     ) -> tuple[Tensor, Pull]:
-        feature_map = self.map
-        if feature_map is None:
-            return x, _same
-
         def features(x: Tensor, particles: Particles) -> Tensor:
-            evaluate = feature_map.log_features if self.logs else feature_map
+            evaluate = self.map.log_features if self.logs else self.map
             result = evaluate(side.by_head(x), particles)
             assert result is not None
             return finish(result.reshape(*x.shape[:2], -1))
@@ -211,9 +198,9 @@ class BlockMap:
     ) -> tuple[Tensor, Pull]:
         """Evaluate queries, and give their pull-back."""
         if not self.logs or shift is None:
-            return self._evaluate(self.query_side, x)
+            return self._evaluate(self.sides[0], x)
         return self._evaluate(
-            self.query_side, x, lambda logs: (logs + shift).softmax(dim=-1)
+            self.sides[0], x, lambda logs: (logs + shift).softmax(dim=-1)
         )
 
     def keys(
@@ -224,7 +211,7 @@ class BlockMap:
     ) -> tuple[Tensor, Tensor | None, Pull]:
         """Evaluate keys, raise the shift and give the pull-back."""
         if not self.logs:
-            phi, pull = self._evaluate(self.key_side, rows.keys)
+            phi, pull = self._evaluate(self.sides[1], rows.keys)
             return phi, self._weigh(rows, shift), pull
 
         def weighted(logs: Tensor) -> Tensor:
@@ -235,10 +222,10 @@ class BlockMap:
         if self.record and shift is not None:
             final = shift
             phi, pull = self._evaluate(
-                self.key_side, rows.keys, lambda logs: (weighted(logs) - final).exp()
+                self.sides[1], rows.keys, lambda logs: (weighted(logs) - final).exp()
             )
             return phi, final, pull
-        logs = weighted(self._evaluate(self.key_side, rows.keys)[0])
+        logs = weighted(self._evaluate(self.sides[1], rows.keys)[0])
         shift = _highest(logs, shift)
         return (logs - shift).exp(), shift, _same
 
@@ -262,19 +249,12 @@ class ExponentialMap(BlockMap):
     and can neither overflow nor vanish.
     """
 
-    exponential = True
+    exponential: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        feature_map: AbstractFeatureMap,
-        sides: tuple[Side, Side],
-        work: Workspace,
-        *,
-        record: bool,
-    ) -> None:
-        super().__init__(feature_map, sides, work, record=record)
-        self.normalised = feature_map.normalised
-        self.scale = 1.0 / feature_map.temperature
+    @property
+    def scale(self) -> float:
+        """What projections are multiplied with."""
+        return 1.0 / self.map.temperature
 
     def _project(
         self, name: str, side: Side, x: Tensor, offset: Tensor | None = None
@@ -302,7 +282,7 @@ class ExponentialMap(BlockMap):
     def queries(
         self, x: Tensor, shift: Tensor | None, known: Tensor | None = None
     ) -> tuple[Tensor, Pull]:
-        side, features = self.query_side, known
+        side, features = self.sides[0], known
         if features is None:
             # A softmax is the exponential up to a factor of the row, which is free, and
             # its largest feature never overflows.
@@ -321,16 +301,16 @@ class ExponentialMap(BlockMap):
         known: tuple[Tensor, Tensor | None] | None = None,
     ) -> tuple[Tensor, Tensor | None, Pull]:
         x = rows.keys
-        if self.normalised:
+        if self.map.normalised:
             shift = self._weigh(rows, shift)
             features = None if known is None else known[0]
             if features is None:
-                features = self._project("keys", self.key_side, x)
+                features = self._project("keys", self.sides[1], x)
                 torch.softmax(features, dim=-1, out=features)
         elif known is not None:
             features = self._at_shift(*known, shift)
         else:
-            features = self._project("keys", self.key_side, x, self._offset(rows))
+            features = self._project("keys", self.sides[1], x, self._offset(rows))
             shift = shift if self.record else _highest(features, shift)
             assert shift is not None
             features.sub_(shift).exp_()
@@ -338,10 +318,10 @@ class ExponentialMap(BlockMap):
         def pull(grad: Tensor) -> Tensor:
             grad.mul_(features)
             total = grad.sum(dim=-1, keepdim=True)
-            if self.normalised:
+            if self.map.normalised:
                 grad.addcmul_(features, total, value=-1.0)
-            back = self._pull_projection(self.key_side, x, grad)
-            return back if self.normalised else back.addcmul_(x, total, value=-1.0)
+            back = self._pull_projection(self.sides[1], x, grad)
+            return back if self.map.normalised else back.addcmul_(x, total, value=-1.0)
 
         return features, shift, pull
 
@@ -361,7 +341,7 @@ class ExponentialMap(BlockMap):
 
 
 def block_map(
-    feature_map: AbstractFeatureMap | None,
+    feature_map: AbstractFeatureMap,
     sides: tuple[Side, Side],
     work: Workspace,
     *,
@@ -369,6 +349,5 @@ def block_map(
     logs: bool = False,
 ) -> BlockMap:
     """Choose how the features of blocks are evaluated."""
-    if feature_map is not None and feature_map.exponential and not logs:
-        return ExponentialMap(feature_map, sides, work, record=record)
-    return BlockMap(feature_map, sides, work, record=record, logs=logs)
+    kind = ExponentialMap if feature_map.exponential and not logs else BlockMap
+    return kind(feature_map, sides, work, record, logs)

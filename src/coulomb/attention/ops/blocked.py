@@ -12,7 +12,7 @@ with the same sums, and once backwards for the keys, with the sums of what comes
 Only the sums before every few blocks are stored.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,35 +39,35 @@ class BlockIndex(NamedTuple):
 
     start: int
     stop: int
-    packed: bool = False
     # Several packed sequences of about the same length: the token at each place,
     # (sequences, longest), any one at padding; and True = real token.
     rows: Tensor | None = None
     mask: Tensor | None = None
 
-    def take(self, x: Tensor) -> Tensor:
+    def take(self, x: Any) -> Any:
         """Give `(batch, heads, length, dim)`, a view except of several sequences."""
+        if x is None:
+            return None
         if self.rows is not None:
             return x[self.rows].transpose(1, 2)
         part = x[self.start : self.stop]
-        return part.transpose(0, 1).unsqueeze(0) if self.packed else part
+        return part.transpose(0, 1).unsqueeze(0) if x.dim() == 3 else part
 
-    def put(self, part: Tensor, x: Tensor) -> None:
+    def put(self, part: Tensor | None, x: Any) -> None:
         """Write back what is not a view and therefore not there already."""
-        if self.rows is not None and self.mask is not None:
+        if part is not None and self.rows is not None and self.mask is not None:
             x[self.rows[self.mask]] = part.transpose(1, 2)[self.mask]
 
 
 class Problem(NamedTuple):
     """How attention is cut into blocks, and in which form each is computed."""
 
-    feature_map: AbstractFeatureMap | None
+    feature_map: AbstractFeatureMap
     causal: bool
     form: str  # "linear", "quadratic", or "auto" for the cheaper of each block
     blocks: tuple[BlockIndex, ...]
-    packed: bool = False
-    backward: bool = False  # whether there will be a backward pass
-    keep: bool = False  # whether features are few enough to be kept for it
+    backward: bool  # whether there will be a backward pass
+    keep: bool  # whether features are few enough to be kept for it
 
 
 class Gradients(NamedTuple):
@@ -150,8 +150,7 @@ class Block(NamedTuple):
 
     def zero_sums(self, features: BlockMap) -> Tensor:
         """Start `[G z]'`; BLAS is fastest with the features in the last axis."""
-        n_features = features.n_features(self.k.shape[-1])
-        return self.work.zeros(self.groups, self.v.shape[-1] + 1, n_features)
+        return self.work.zeros(self.groups, self.v.shape[-1] + 1, features.n_features)
 
     def rows(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Take rows, heads and batch as one axis, in the working precision."""

@@ -1,17 +1,83 @@
 """Shapes and precision of the operands, each with one sentence for the user."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from coulomb._support.errors import ParameterError, ParameterTypeError, unknown_name
-from coulomb.features import Particles
+from coulomb.features import AbstractFeatureMap, Particles, as_feature_map
 
 FORMS = ("auto", "linear", "quadratic")
+
+FeatureMap = str | AbstractFeatureMap | Callable[[Tensor, Particles], Tensor]
+
+
+class Given(AbstractFeatureMap):
+    """Inputs that are features already."""
+
+    def __call__(self, x: Tensor, particles: Particles) -> Tensor:
+        return x
+
+
+class Inputs(NamedTuple):
+    """What attention is computed of, checked, with particles of every head."""
+
+    q: Tensor  # (batch, heads, n, dim), or packed (tokens, heads, dim)
+    k: Tensor
+    v: Tensor
+    log_weight: Tensor | None  # (batch, heads, m, 1), or (tokens, heads, 1)
+    key_mask: Tensor | None  # (batch, m)
+    particles: Particles
+    key_particles: Particles | None
+    feature_map: AbstractFeatureMap
+    causal: bool
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """What may have a gradient."""
+        keys = self.key_particles or (None, None)
+        return (*self[:4], *self.particles, *keys)
+
+    def cast(self) -> "Inputs":
+        """Give everything in the working precision."""
+        dtype = self.particles.positions.dtype
+        q, k, v, weight = (x if x is None else x.to(dtype) for x in self[:4])
+        return self._replace(q=q, k=k, v=v, log_weight=weight)  # type: ignore[arg-type]
+
+
+def check_inputs(
+    operands: tuple[Tensor, Tensor, Tensor],
+    particles: Particles,
+    feature_map: FeatureMap,
+    key_mask: Tensor | None,
+    key_particles: Particles | None,
+    key_log_weight: Tensor | None,
+    *,
+    causal: bool = False,
+    packed: bool = False,
+) -> Inputs:
+    """Check everything that attention is computed of."""
+    q, k, v = operands
+    if packed:
+        check_packed(q, k, v)
+    else:
+        check_operands(("q", "k", "v"), operands, causal=causal)
+        check_mask(key_mask, k)
+    if key_log_weight is not None:
+        _check_float("key_log_weight", key_log_weight, "", key_log_weight.dim())
+        if key_log_weight.shape != k.shape[:-1]:
+            raise ParameterError(
+                f"`key_log_weight` must have shape {tuple(k.shape[:-1])}, as `k` "
+                f"without its last axis; got {tuple(key_log_weight.shape)}."
+            )
+        key_log_weight = key_log_weight.unsqueeze(-1)
+    feature_map = as_feature_map(feature_map)
+    sides = side_particles(particles, key_particles, q.shape[1], q)
+    return Inputs(q, k, v, key_log_weight, key_mask, *sides, feature_map, causal)
 
 
 def check_form(form: str) -> None:
@@ -78,18 +144,6 @@ def check_mask(key_mask: Tensor | None, k: Tensor) -> None:
         raise ParameterError(
             f"`key_mask` must have shape (batch, length) = {(k.shape[0], k.shape[2])}; "
             f"got {tuple(key_mask.shape)}."
-        )
-
-
-def check_log_weight(log_weight: Tensor | None, k: Tensor) -> None:
-    """Check the logarithms of the weights of keys, shape of `k` without its last."""
-    if log_weight is None:
-        return
-    _check_float("key_log_weight", log_weight, "", log_weight.dim())
-    if log_weight.shape != k.shape[:-1]:
-        raise ParameterError(
-            f"`key_log_weight` must have shape {tuple(k.shape[:-1])}, as `k` without "
-            f"its last axis; got {tuple(log_weight.shape)}."
         )
 
 

@@ -35,8 +35,8 @@ class Kept(NamedTuple):
     arrays: tuple[_Array, ...]  # as the loops want them; some empty
 
 
-def _knows(feature_map: AbstractFeatureMap | None) -> bool:
-    return feature_map is not None and feature_map.exponential and available()
+def _knows(feature_map: AbstractFeatureMap) -> bool:
+    return feature_map.exponential and available()
 
 
 def kind_of(
@@ -44,7 +44,7 @@ def kind_of(
 ) -> str | None:
     """Say which loops know this problem, if they are worth their import."""
     if (
-        problem.packed
+        q.dim() != 4
         or q.device.type != "cpu"
         or (q.numel() + k.numel()) * positions.shape[1] < _FEWEST
         or min(q.shape[2], k.shape[2]) == 0
@@ -89,15 +89,14 @@ def _threads(units: int, size: int) -> int:
     return threads_for(units, size / _PER_SECOND)
 
 
+# Queries, keys, values, positions and the key mask.
+_Operands = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
+
+
 def _call(
-    kind: str,
-    feature_map: AbstractFeatureMap | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    positions: Tensor,
-    key_mask: Tensor | None,
+    kind: str, feature_map: AbstractFeatureMap, operands: _Operands
 ) -> tuple[Any, _Call]:
+    q, k, v, positions, key_mask = operands
     if kind == "linear":
         from coulomb.kernels import linear as loops
     else:
@@ -113,27 +112,18 @@ def _call(
     return loops, _Call(options, inputs, shape)
 
 
-def _options(feature_map: AbstractFeatureMap | None) -> tuple[bool, float]:
-    assert feature_map is not None
+def _options(feature_map: AbstractFeatureMap) -> tuple[bool, float]:
     return feature_map.needs_shift, 1.0 / feature_map.temperature
 
 
-def forward(
-    problem: Problem,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    positions: Tensor,
-    key_mask: Tensor | None,
-    out: Tensor,
-) -> Kept | None:
+def forward(problem: Problem, operands: _Operands, out: Tensor) -> Kept | None:
     """Compute the output; None if the loops do not know the problem, or lost digits."""
-    kind = kind_of(problem, q, k, v, positions)
+    kind = kind_of(problem, *operands[:4])
     if kind is None:
         return None
-    loops, call = _call(kind, problem.feature_map, q, k, v, positions, key_mask)
+    loops, call = _call(kind, problem.feature_map, operands)
     _, n, m, _, dim_v, features = call.shape
-    groups = q.shape[0] * q.shape[1]
+    groups = out.shape[0] * out.shape[1]
     row = features + 16 if problem.keep else 0
     sizes = [n * row, m * row, n, m]
     if kind != "linear":
@@ -154,8 +144,8 @@ def forward(
 
 
 def backward(
-    problem: Problem,
-    operands: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
+    feature_map: AbstractFeatureMap,
+    operands: _Operands,
     kept: Kept,
     out: Tensor,
     grad: Tensor,
@@ -163,7 +153,7 @@ def backward(
     grad_positions: Tensor | None,
 ) -> None:
     """Pull a gradient back."""
-    loops, call = _call(kept.kind, problem.feature_map, *operands)
+    loops, call = _call(kept.kind, feature_map, operands)
     if grad.stride(-1) != 1:
         grad = grad.contiguous()
     outputs = _placed(out), _placed(grad)

@@ -1,6 +1,7 @@
 """Recurrent decoding: one token at a time, at a cost that knows no context length."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,9 +9,9 @@ from torch.nn import functional
 
 from coulomb._support.errors import ParameterError
 from coulomb.attention.ops import compiled, traceable
-from coulomb.attention.ops.api import FeatureMap
 from coulomb.attention.ops.block_maps import ABSENT
 from coulomb.attention.ops.checks import (
+    FeatureMap,
     check_mask,
     check_operands,
     full_precision,
@@ -40,6 +41,12 @@ class AttentionState(NamedTuple):
     def normaliser(self) -> Tensor:
         """`z = sum_j phi(k_j)`, shape `(batch, heads, n_features)`."""
         return self.sums[..., -1, :]
+
+    def raised(self, exponents: Tensor) -> "AttentionState":
+        """Give the same state at a shift that is nowhere below `exponents`."""
+        higher = torch.maximum(self.shift, exponents)
+        factors = (self.shift - higher).exp().unsqueeze(2)
+        return AttentionState(self.sums * factors, higher)
 
 
 def init_state(
@@ -123,38 +130,27 @@ def prefill(
     feature_map = as_feature_map(feature_map)
     with full_precision(k):
         if state is None:
+            batch, heads, _, dim_v = v.shape
             state = init_state(
-                particles,
-                feature_map,
-                batch=k.shape[0],
-                heads=k.shape[1],
-                dim_v=v.shape[-1],
+                particles, feature_map, batch=batch, heads=heads, dim_v=dim_v
             )
         particles = head_particles(particles, k.shape[1], k)
         dtype = particles.positions.dtype
         if key_mask is not None:
             k = k.masked_fill(~key_mask[:, None, :, None], 0)
         values = traceable.values_with_ones(v.to(dtype), key_mask)
-        sums, shift = state
+        phi = _evaluation(feature_map)(k.to(dtype), particles)
         if feature_map.needs_shift:
-            exponents = _log_features(feature_map, k.to(dtype), particles)
             if key_mask is not None:
-                exponents = exponents.masked_fill(~key_mask[:, None, :, None], ABSENT)
-            higher = torch.maximum(shift, exponents.detach().amax(dim=2))
-            sums = sums * (shift - higher).exp().unsqueeze(2)
-            shift = higher
-            phi = (exponents - shift.unsqueeze(2)).exp()
-        else:
-            phi = feature_map(k.to(dtype), particles)
-        return AttentionState(sums + values.transpose(-1, -2) @ phi, shift)
+                phi = phi.masked_fill(~key_mask[:, None, :, None], ABSENT)
+            state = state.raised(phi.detach().amax(dim=2))
+            phi = (phi - state.shift.unsqueeze(2)).exp()
+        sums = state.sums + values.transpose(-1, -2) @ phi
+        return AttentionState(sums, state.shift)
 
 
-def _log_features(
-    feature_map: AbstractFeatureMap, x: Tensor, particles: Particles
-) -> Tensor:
-    logs = feature_map.log_features(x, particles)
-    assert logs is not None
-    return logs
+def _evaluation(feature_map: AbstractFeatureMap) -> Callable[..., Any]:
+    return feature_map.log_features if feature_map.needs_shift else feature_map
 
 
 def decode_step(
@@ -206,36 +202,23 @@ def decode_step(
         )
     feature_map = as_feature_map(feature_map)
     with full_precision(q_t):
-        sides = side_particles(particles, key_particles, q_t.shape[1], q_t)
-        particles, token = sides[0], (q_t, k_t, v_t)
-        dtype, positions = particles.positions.dtype, particles.positions
-        if sides[1] is None and compiled.decodes(
-            feature_map, *token, positions, *state
-        ):
+        queries, keys = side_particles(particles, key_particles, q_t.shape[1], q_t)
+        token, positions = (q_t, k_t, v_t), queries.positions
+        if keys is None and compiled.decodes(feature_map, *token, positions, *state):
             out, after = compiled.decode(feature_map, token, positions, state)
             return out, AttentionState(*after)
-        values = functional.pad(v_t.to(dtype), (0, 1), value=1.0).unsqueeze(-1)
-        sums, shift = state
-        logs = feature_map.needs_shift
-
-        def features(x: Tensor, particles: Particles) -> Tensor:
-            if logs:
-                return _log_features(feature_map, x, particles)
-            return feature_map(x, particles)
-
-        # (batch, heads, 1 or 2, dim)
-        rows = torch.stack([q_t, k_t], dim=2).to(dtype)
-        if sides[1] is None:
-            query, key = features(rows, particles).unbind(dim=2)
+        values = functional.pad(v_t.to(positions.dtype), (0, 1), value=1.0)
+        evaluate = _evaluation(feature_map)
+        rows = torch.stack([q_t, k_t], dim=2).to(positions.dtype)
+        if keys is None:
+            query, key = evaluate(rows, queries).unbind(dim=2)
         else:
-            query = features(rows[:, :, :1], particles).squeeze(2)
-            key = features(rows[:, :, 1:], sides[1]).squeeze(2)
-        if logs:
-            higher = torch.maximum(shift, key.detach())
-            sums = sums * (shift - higher).exp().unsqueeze(2)
-            shift = higher
-            query, key = (query + shift).softmax(dim=-1), (key - shift).exp()
-        sums = torch.addcmul(sums, values, key.unsqueeze(2))
+            query = evaluate(rows[:, :, :1], queries).squeeze(2)
+            key = evaluate(rows[:, :, 1:], keys).squeeze(2)
+        if feature_map.needs_shift:
+            state = state.raised(key.detach())
+            query, key = (query + state.shift).softmax(-1), (key - state.shift).exp()
+        sums = torch.addcmul(state.sums, values.unsqueeze(-1), key.unsqueeze(2))
         # A product and a sum: BLAS is slow for batches of matrices times one vector.
         out = traceable.ratio((sums * query.unsqueeze(2)).sum(dim=-1))
-        return out.to(v_t.dtype), AttentionState(sums, shift)
+        return out.to(v_t.dtype), AttentionState(sums, state.shift)

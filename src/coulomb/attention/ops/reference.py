@@ -3,19 +3,20 @@
 Tests compare values and gradients of `coulomb.attention.ops.api` with these.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from coulomb.attention.ops.api import FeatureMap
 from coulomb.attention.ops.checks import (
-    check_log_weight,
+    FeatureMap,
+    check_inputs,
     check_mask,
     sequence_bounds,
-    side_particles,
 )
 from coulomb.attention.ops.traceable import feature_pair
-from coulomb.features import Particles, as_feature_map
+from coulomb.features import Particles
 
 # Products of features that are formed at one time.
 _ELEMENTS = 1 << 24
@@ -101,28 +102,14 @@ def kernel_weights(
     tensor([[[[0.5000, 0.5000],
               [0.5000, 0.5000]]]])
     """
-    check_mask(key_mask, k)
-    check_log_weight(key_log_weight, k)
-    sides = side_particles(particles, key_particles, q.shape[1], q)
-    dtype = sides[0].positions.dtype
-    if key_log_weight is not None:
-        key_log_weight = key_log_weight.to(dtype)
-    phi_q, phi_k, logs = feature_pair(
-        q.to(dtype),
-        k.to(dtype),
-        sides,
-        as_feature_map(feature_map),
-        key_mask,
-        key_log_weight,
-        causal=causal,
-    )
+    options = key_mask, key_particles, key_log_weight
+    inputs = check_inputs((q, k, k), particles, feature_map, *options)
+    phi_q, phi_k, logs = feature_pair(inputs._replace(causal=causal))
     products = phi_q @ phi_k.transpose(-1, -2)
     if logs is not None and k.shape[2]:
-        if causal:
-            highest = logs.cummax(dim=-1).values.unsqueeze(-1)
-        else:
-            highest = logs.amax(dim=-1)[..., None, None]
-        factors = logs.unsqueeze(-2) - highest
+        highest = logs.cummax(dim=-1).values
+        highest = highest if causal else highest[..., -1:]
+        factors = logs.unsqueeze(-2) - highest.unsqueeze(-1)
         if causal:
             future = torch.ones_like(factors, dtype=torch.bool).triu(1)
             factors = factors.masked_fill(future, -torch.inf)
@@ -149,7 +136,7 @@ def linear_attention(
     return attention_weights(phi_q, phi_k, key_mask, causal=causal) @ v
 
 
-def _log_products(logs_q: Tensor, logs_k: Tensor) -> Tensor:
+def _log_products(logs_q: Any, logs_k: Any) -> Tensor:
     # log sum_m exp(a_im + b_jm): as a product of matrices if none of its entries
     # vanishes, otherwise in logarithms, a few rows at a time.
     tops = [x.detach().amax(dim=-1, keepdim=True) for x in (logs_q, logs_k)]
@@ -193,31 +180,30 @@ def kernel_attention(
     >>> kernel_attention(x, x, x + 1, Particles(torch.ones(4, 3)), "favor").shape
     torch.Size([1, 1, 2, 3])
     """
-    check_mask(key_mask, k)
-    phi = as_feature_map(feature_map)
-    sides = side_particles(particles, key_particles, q.shape[1], q)
-    dtype = sides[0].positions.dtype
-    q, k, values = (x.to(dtype) for x in (q, k, v))
-    operands = (q, sides[0]), (k, sides[1] or sides[0])
-    weights = k.new_zeros(k.shape[:3]) if key_log_weight is None else key_log_weight
-    if phi.has_log_features:
-        logs_q, logs_k = (phi.log_features(*each) for each in operands)
-        assert logs_q is not None
-        assert logs_k is not None
-        logs = _log_products(logs_q, logs_k) + weights.unsqueeze(-2)
-        hidden = torch.zeros_like(logs, dtype=torch.bool)
-        if key_mask is not None:
-            hidden = hidden | ~key_mask[:, None, None, :]
-        if causal:
-            hidden = hidden | torch.ones_like(hidden).triu(1)
-        # Not minus infinity: a row without a key would have no gradient but NaN.
-        rows = logs.masked_fill(hidden, torch.finfo(logs.dtype).min).softmax(dim=-1)
-        return (rows.masked_fill(hidden, 0) @ values).to(v.dtype)
-    phi_q, phi_k = (phi(*each) for each in operands)
-    weights = weights if key_log_weight is None else weights - weights.amax(-1, True)
-    phi_k = phi_k * weights.exp().unsqueeze(-1)
-    out = linear_attention(phi_q, phi_k, values, key_mask, causal=causal)
-    return out.to(v.dtype)
+    options = key_mask, key_particles, key_log_weight
+    inputs = check_inputs((q, k, v), particles, feature_map, *options).cast()
+    phi, values = inputs.feature_map, inputs.v
+    sides = inputs.particles, inputs.key_particles or inputs.particles
+    pairs = tuple(zip(inputs[:2], sides, strict=True))
+    weights = torch.zeros_like(inputs.k[..., :1])
+    if inputs.log_weight is not None and k.shape[2]:
+        weights = inputs.log_weight - inputs.log_weight.amax(dim=2, keepdim=True)
+    if not phi.has_log_features:
+        phi_q, phi_k = (phi(*each) for each in pairs)
+        out = linear_attention(
+            phi_q, phi_k * weights.exp(), values, key_mask, causal=causal
+        )
+        return out.to(v.dtype)
+    logs = _log_products(*(phi.log_features(*each) for each in pairs))
+    logs = logs + weights.transpose(-1, -2)
+    hidden = torch.zeros_like(logs, dtype=torch.bool)
+    if key_mask is not None:
+        hidden = hidden | ~key_mask[:, None, None, :]
+    if causal:
+        hidden = hidden | torch.ones_like(hidden).triu(1)
+    # Not minus infinity: a row without a key would have no gradient but NaN.
+    rows = logs.masked_fill(hidden, torch.finfo(logs.dtype).min).softmax(dim=-1)
+    return (rows.masked_fill(hidden, 0) @ values).to(v.dtype)
 
 
 def packed_attention(
@@ -248,11 +234,7 @@ def packed_attention(
         if weight is not None:
             weight = weight[start:stop].t().unsqueeze(0)
         out = kernel_attention(
-            a,
-            b,
-            c,
-            particles,
-            feature_map,
+            *(a, b, c, particles, feature_map),
             key_particles=key_particles,
             key_log_weight=weight,
             causal=causal,

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from coulomb.attention.ops.block_maps import ABSENT
-from coulomb.features import AbstractFeatureMap, Particles, projections
+from coulomb.attention.ops.checks import Inputs
+from coulomb.features import projections
 
 _ROWS = 64
 
@@ -30,36 +31,28 @@ def values_with_ones(v: Tensor, key_mask: Tensor | None) -> Tensor:
     return values.masked_fill(~key_mask[:, None, :, None], 0)
 
 
-def feature_pair(
-    q: Tensor,
-    k: Tensor,
-    sides: tuple[Particles, Particles | None],
-    feature_map: AbstractFeatureMap,
-    key_mask: Tensor | None,
-    log_weight: Tensor | None = None,
-    *,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def feature_pair(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
     """Evaluate features so that nothing overflows, and the logarithms of key weights.
 
     The features of key j are yet to be multiplied by the exponential of its entry in
     the third result, shape `(batch, heads, m)`, unless that is None.
     """
-    particles, key_particles = sides[0], sides[1] or sides[0]
+    q, k, _, log_weight, key_mask, particles, key_particles, phi, causal = inputs.cast()
     dead = None if key_mask is None else ~key_mask[:, None, :, None]
     if dead is not None:
         k = k.masked_fill(dead, 0)
         if log_weight is not None:
-            log_weight = log_weight.masked_fill(dead.squeeze(-1), ABSENT)
-    if not feature_map.needs_shift:
-        return feature_map(q, particles), feature_map(k, key_particles), log_weight
-    exponents = feature_map.log_features(k, key_particles)
-    assert exponents is not None
+            log_weight = log_weight.masked_fill(dead, ABSENT)
+    key_particles = key_particles or particles
+    exponents = phi.log_features(k, key_particles) if phi.needs_shift else None
+    if exponents is None:
+        weights = None if log_weight is None else log_weight.squeeze(-1)
+        return phi(q, particles), phi(k, key_particles), weights
     if log_weight is not None:
-        exponents = exponents + log_weight.unsqueeze(-1)
+        exponents = exponents + log_weight
     if dead is not None:
         exponents = exponents.masked_fill(dead, ABSENT)
-    products = projections(q, particles) / feature_map.temperature
+    products = projections(q, particles) / phi.temperature
     if causal:
         highest = exponents.detach().amax(dim=-1, keepdim=True)
         phi_k = (exponents - highest).exp()
@@ -70,29 +63,21 @@ def feature_pair(
     return (products + highest).softmax(dim=-1), (exponents - highest).exp(), None
 
 
-def attend(
-    phi_q: Tensor,
-    phi_k: Tensor,
-    logs: Tensor | None,
-    v: Tensor,
-    key_mask: Tensor | None,
-    *,
-    causal: bool,
-    quadratic: bool,
-) -> Tensor:
-    """Attend with features and logarithms of key weights."""
-    values = values_with_ones(v.to(phi_k.dtype), key_mask)
-    if causal:
+def attend(inputs: Inputs, *, quadratic: bool) -> Tensor:
+    """Attend."""
+    phi_q, phi_k, logs = feature_pair(inputs)
+    values = values_with_ones(inputs.v.to(phi_k.dtype), inputs.key_mask)
+    if inputs.causal:
         sums = _causal_sums(phi_q, phi_k, values, logs, quadratic=quadratic)
+        return ratio(sums).to(inputs.v.dtype)
+    if logs is not None and logs.shape[-1]:
+        logs = logs - logs.detach().amax(dim=-1, keepdim=True)
+        values = values * logs.exp().unsqueeze(-1)
+    if quadratic:
+        sums = (phi_q @ phi_k.transpose(-1, -2)) @ values
     else:
-        if logs is not None and logs.shape[-1]:
-            logs = logs - logs.detach().amax(dim=-1, keepdim=True)
-            values = values * logs.exp().unsqueeze(-1)
-        if quadratic:
-            sums = (phi_q @ phi_k.transpose(-1, -2)) @ values
-        else:
-            sums = phi_q @ (phi_k.transpose(-1, -2) @ values)
-    return ratio(sums).to(v.dtype)
+        sums = phi_q @ (phi_k.transpose(-1, -2) @ values)
+    return ratio(sums).to(inputs.v.dtype)
 
 
 def _causal_sums(
