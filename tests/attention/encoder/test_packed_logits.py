@@ -185,11 +185,22 @@ class Stretched(SoftmaxAttention):
         return 3 * q, k, v
 
 
+class Halving:
+    """What a user mixes into a layer."""
+
+    def attend(self, q, k, v, key_mask, *, causal):
+        return super().attend(q, k, v / 2, key_mask, causal=causal)
+
+
+class Halved(Halving, KernelAttention):
+    """A layer that defines nothing itself."""
+
+
 def torch_layer(embed_dim, num_heads, *, batch_first, generator):
     return nn.MultiheadAttention(embed_dim, num_heads, batch_first=batch_first)
 
 
-@pytest.mark.parametrize("factory", [Doubled, Stretched, torch_layer])
+@pytest.mark.parametrize("factory", [Doubled, Halved, Stretched, torch_layer])
 def test_layers_of_others(factory):
     model, batch = make_model(factory), make_batch()
     assert_same(model, packed_logits(model, batch), padded_logits(model, batch))

@@ -366,24 +366,20 @@ class AbstractAttention(nn.Module, ABC):
             assert self.v_proj_weight is not None
             parts = query, key, linear(value, self.v_proj_weight, self.v_proj_bias)
         elif self.in_proj_weight is not None and query is key and key is value:
-            joint = linear(query, self.in_proj_weight, self.in_proj_bias)
-            parts = joint.chunk(3, dim=-1)
+            projected = linear(query, self.in_proj_weight, self.in_proj_bias)
+            parts = projected.chunk(3, dim=-1)
         else:
+            separate = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+            joint, bias = self.in_proj_weight, self.in_proj_bias
+            weights: Sequence[Any] = separate if joint is None else joint.chunk(3)
+            biases = [None] * 3 if bias is None else bias.chunk(3)
             inputs = query, key, value
-            parts = [linear(x, *wb) for x, wb in zip(inputs, self._maps(), strict=True)]
+            parts = list(map(linear, inputs, weights, biases))
         q, k, v = (
             x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
             for x in parts
         )
         return q, k, v
-
-    def _maps(self) -> list[tuple[Tensor, Tensor | None]]:
-        weights = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
-        separate = [weight for weight in weights if weight is not None]
-        joint, bias = self.in_proj_weight, self.in_proj_bias
-        matrices = separate if joint is None else joint.chunk(3)
-        biases = [None] * 3 if bias is None else bias.chunk(3)
-        return list(zip(matrices, biases, strict=True))
 
     def join(self, heads: Tensor) -> Tensor:
         """Put heads side by side and apply the output projection.
@@ -441,11 +437,13 @@ class AbstractAttention(nn.Module, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # What a class defines anew is what runs on packed tokens, too.
-        if {"attend", "project"} & vars(cls).keys():
-            for name in ("attend_packed", "attend_dropped", "compiled_core"):
-                if name not in vars(cls):
-                    setattr(cls, name, vars(AbstractAttention)[name])
+        # Packed forms are inherited together with the methods they stand for: what a
+        # class defines anew is what runs on packed tokens, too.
+        for name in ("attend_packed", "attend_dropped", "compiled_core"):
+            owner = next(kind for kind in cls.__mro__ if name in vars(kind))
+            methods = ((cls.attend, "attend"), (cls.project, "project"))
+            if any(getattr(owner, known, now) is not now for now, known in methods):
+                setattr(cls, name, vars(AbstractAttention)[name])
 
     def attend_packed(self, tokens: PackedTokens) -> Tensor:
         """Attend inside each of several sequences that follow one another.
