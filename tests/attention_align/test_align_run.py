@@ -436,3 +436,9 @@ def test_the_stand_in_has_what_a_layer_must_have():
     layer = marked_model()
     assert isinstance(layer, TinyAttention)
     assert layer.particles.shape == (1, 8, 2)
+
+
+def test_the_statistics_keep_their_former_name():
+    result = align(TinyModel(), random_batches(2), max_steps=1)
+    with pytest.warns(DeprecationWarning, match="AlignmentResult.stats"):
+        assert result.account is result.stats
