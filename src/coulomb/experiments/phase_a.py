@@ -21,7 +21,7 @@ from coulomb.experiments.base import (
 )
 from coulomb.experiments.records import Job, Record
 from coulomb.experiments.summary import METHOD_TITLES, paired, select
-from coulomb.experiments.text import TOY, by_flag, load_corpus, only_numbers
+from coulomb.experiments.text import SMALL, TOY, by_flag, load_corpus, only_numbers
 from coulomb.text.data import Corpus
 from coulomb.text.evaluate import judged_by
 from coulomb.text.settings import TextSettings, preset
@@ -89,14 +89,6 @@ CONTROLS = (
 )
 # These are for tags: what else could have chosen the windows.
 WINDOWS = (("strewn", None), ("by-hand", None))
-_TOY_CHANGES: Job = {
-    "width": 16,
-    "ffn_width": 16,
-    "max_length": 16,
-    "epochs": 2,
-    "min_steps": 0,
-    "batch_size": 16,
-}
 
 
 @experiments.add("phase-a")
@@ -112,7 +104,9 @@ class PhaseA(AbstractExperiment):
     def plan(self, settings: Settings) -> list[Job]:
         if settings.preset == "smoke":
             tasks = settings.tasks or (TOY,)
-            return _plan(tasks, (4, 8), 2, _TOY_CHANGES)
+            own = ("n_features", "align_epochs")  # what an arm sets itself
+            changes = {name: SMALL[name] for name in SMALL if name not in own}
+            return _plan(tasks, (4, 8), 2, changes)
         seeds = 5 if settings.preset == "paper" else 10
         tasks = settings.tasks or ("conll2003", "qqp", "rotten_tomatoes", "mrpc")
         return _plan(tasks, BUDGETS, seeds, {})

@@ -35,9 +35,11 @@ from coulomb.experiments.records import (
     load_records,
 )
 
+INVENTED = "invented"  # the version that records of `write_sample` bear
+
 
 @dataclass(frozen=True)
-class Account:
+class RunCounts:
     """What a call of `run_experiment` did."""
 
     planned: int
@@ -53,7 +55,7 @@ def run_experiment(
     *,
     n_jobs: int | None = None,
     progress: bool | None = None,
-) -> Account:
+) -> RunCounts:
     """Run the jobs of an experiment that have no record yet.
 
     Every finished job adds its records to `OUT/NAME/records.jsonl` at once, so that an
@@ -87,7 +89,7 @@ def run_experiment(
                 text = json.dumps(make(), allow_nan=False)
             write_bytes(folder / file, text.encode())
     found = len(plan) - len(missing)
-    return Account(len(plan), found, len(missing) - len(failures), tuple(failures))
+    return RunCounts(len(plan), found, len(missing) - len(failures), tuple(failures))
 
 
 def run_job(name: str, job: Job, settings: Settings) -> list[Record]:
@@ -151,9 +153,6 @@ def _attempt(name: str, job: Job, settings: Settings) -> list[Record] | str:
         return f"{job}: {error}"
     except Exception:
         return f"{job}: {traceback.format_exc()}"
-
-
-VERSION = "invented"
 
 
 def write_sample(
@@ -228,6 +227,6 @@ def _invent(name: str, job: Job) -> list[Record]:
         seconds = {"total": math.exp(rng.normal()), "cpu": math.exp(rng.normal())}
         row = job | {"control": control}
         records.append(
-            Record(name, row, key, "test", metrics, seconds, environment(), VERSION)
+            Record(name, row, key, "test", metrics, seconds, environment(), INVENTED)
         )
     return records

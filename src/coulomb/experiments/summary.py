@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from coulomb._support.archive import write_bytes
 from coulomb._support.stats import Difference, fit_power_law, mean_difference
 from coulomb.experiments.records import Job, Record
 
+Item = TypeVar("Item")
 # What tells repetitions of one row apart; designs beyond the paper's are repetitions.
 REPETITION = ("seed", "trial", "design")
 MATCHED = ("noise", "n_samples", "n_features", "n_components", "task")
@@ -35,6 +36,17 @@ METHOD_TITLES = {
 CONTROLS = {
     "norm-matched": "control: same norms, no alignment",
     "noise-only": "control: noise only",
+}
+# What is worth a table of its own.
+METRICS = {
+    "noise": ("expected_accuracy", "accuracy", "f1", "bayes_accuracy", "seconds.total"),
+    "strength": ("expected_accuracy", "accuracy", "f1", "bayes_accuracy"),
+    "budget": ("expected_accuracy", "accuracy", "f1", "bayes_accuracy"),
+    "runtime": ("seconds.total", "seconds.cpu", "expected_accuracy"),
+    "text": ("accuracy", "mcc", "log_loss", "brier", "ece", "ece_paper", "roc_auc"),
+    "phase-a": ("score", "validation_score", "seconds.cpu"),
+    "meanfield": ("w1_exponent", "w2_exponent", "observable_exponent"),
+    "deviations": ("slope", "rate", "free_energy", "free_energy_limit"),
 }
 
 
@@ -106,18 +118,24 @@ def summarise(records: Iterable[Record], metric: str) -> list[Summary]:
     >>> round(found.mean, 3), round(found.standard_error, 3), found.n
     (0.7, 0.1, 2)
     """
-    groups: dict[str, tuple[Job, list[float]]] = {}
-    for record, value in values_of(records, metric):
-        row = row_of(record) | {"split": record.split}
-        name = json.dumps(row, sort_keys=True)
-        groups.setdefault(name, (row, []))[1].append(value)
     found = []
-    for row, values in groups.values():
+    for row, values in _by_row(
+        (row_of(record) | {"split": record.split}, value)
+        for record, value in values_of(records, metric)
+    ):
         deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
         error = deviation / math.sqrt(len(values))
         mean = float(np.mean(values))
         found.append(Summary(row, row_title(row), mean, error, deviation, len(values)))
     return found
+
+
+def _by_row(pairs: Iterable[tuple[Job, Item]]) -> list[tuple[Job, list[Item]]]:
+    """Gather what belongs to equal rows, in order of first appearance."""
+    groups: dict[str, tuple[Job, list[Item]]] = {}
+    for row, item in pairs:
+        groups.setdefault(json.dumps(row, sort_keys=True), (row, []))[1].append(item)
+    return list(groups.values())
 
 
 def select(records: Iterable[Record], **wanted: Any) -> list[Record]:
@@ -168,18 +186,12 @@ def paired(
 
 def compare_controls(records: Sequence[Record], metric: str) -> list[dict[str, Any]]:
     """Compare every learned row with its two controls, trial by trial."""
-    rows: dict[str, Job] = {}
-    for record in records:
-        if record.job.get("control"):
-            row = row_of(record)
-            rows.setdefault(json.dumps(row, sort_keys=True), row)
     found = []
-    for row in rows.values():
-        same = [r for r in records if _same(row_of(r), row)]
-        learned = [r for r in same if r.job["control"] is None]
-        control = [r for r in same if r.job["control"] == row["control"]]
-        gap = paired(learned, control, metric)
-        title = row_title(row | {"control": None})
+    controls = [record for record in records if record.job.get("control")]
+    for row, control in _by_row((row_of(record), record) for record in controls):
+        alone = row | {"control": None}
+        gap = paired([r for r in records if row_of(r) == alone], control, metric)
+        title = row_title(alone)
         found.append({**row, "title": title, "metric": metric, **gap._asdict()})
     return found
 
@@ -211,47 +223,31 @@ def power_laws(
     records: Sequence[Record], metric: str = "seconds.total"
 ) -> list[dict[str, Any]]:
     """Fit a power law in the number of samples to every row of `runtime`."""
-    curves: dict[str, tuple[Job, dict[float, float]]] = {}
-    for each in summarise(select(records, control=None), metric):
-        row = {k: v for k, v in each.row.items() if k != "n_samples"}
-        name = json.dumps(row, sort_keys=True)
-        curves.setdefault(name, (row, {}))[1][each.row["n_samples"]] = each.mean
     found = []
-    for row, curve in curves.values():
-        if len(curve) >= 3:
-            sizes = sorted(curve)
-            law = fit_power_law(sizes, [curve[size] for size in sizes])
+    for row, points in _by_row(
+        (
+            {name: part for name, part in each.row.items() if name != "n_samples"},
+            (each.row["n_samples"], each.mean),
+        )
+        for each in summarise(select(records, control=None), metric)
+    ):
+        if len(points) >= 3:
+            law = fit_power_law(*zip(*sorted(points), strict=True))
             found.append({**row, "title": row_title(row), **law._asdict()})
     return found
-
-
-def _same(first: Job, second: Job) -> bool:
-    return (first | {"control": None}) == (second | {"control": None})
-
-
-# What is worth a table of its own.
-METRICS = {
-    "noise": ("expected_accuracy", "accuracy", "f1", "bayes_accuracy", "seconds.total"),
-    "strength": ("expected_accuracy", "accuracy", "f1", "bayes_accuracy"),
-    "budget": ("expected_accuracy", "accuracy", "f1", "bayes_accuracy"),
-    "runtime": ("seconds.total", "seconds.cpu", "expected_accuracy"),
-    "text": ("accuracy", "mcc", "log_loss", "brier", "ece", "ece_paper", "roc_auc"),
-    "phase-a": ("score", "validation_score", "seconds.cpu"),
-    "meanfield": ("w1_exponent", "w2_exponent", "observable_exponent"),
-    "deviations": ("slope", "rate", "free_energy", "free_energy_limit"),
-}
 
 
 def experiment_tables(
     name: str, records: Sequence[Record]
 ) -> dict[str, list[dict[str, Any]]]:
     """Make the tables of an experiment."""
-    metrics = METRICS.get(name, ("accuracy",))
     summary = [
-        {"metric": metric, **row}
-        for metric in metrics
-        for row in as_table(summarise(records, metric))
+        {"metric": metric, **each.row, **each._asdict()}
+        for metric in METRICS.get(name, ("accuracy",))
+        for each in summarise(records, metric)
     ]
+    for line in summary:
+        del line["row"]
     in_text = [r for r in records if "task" in r.job]
     on_vectors = [r for r in records if "task" not in r.job]
     judged = "score" if name == "phase-a" else "accuracy"
@@ -275,14 +271,6 @@ def write_tables(folder: Path, found: Mapping[str, Sequence[Record]]) -> list[Pa
             write_csv(path, rows)
             written.append(path)
     return written
-
-
-def as_table(summaries: Iterable[Summary]) -> list[dict[str, Any]]:
-    """Flatten summaries to plain rows."""
-    return [
-        {**s.row, **{k: v for k, v in s._asdict().items() if k != "row"}}
-        for s in summaries
-    ]
 
 
 def table_text(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -1,11 +1,15 @@
 """Claims about text classification."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from coulomb._support.stats import Difference, mean_difference
 from coulomb.experiments.claims import (
     Evidence,
     Finding,
+    Test,
     claim,
     gain,
     verdict,
@@ -22,15 +26,26 @@ _Q_EQUALS_K = tuple(f"{kind}-{name}" for name in MAPS for kind in ("vanilla", "k
 _BAGS = ("unigrams", "nb-bigrams")
 
 
-def _rows(evidence: Evidence, task: str, constants: str) -> list[Record]:
-    return select(evidence["text"], task=task, constants=constants)
+def _rows(
+    evidence: Evidence, task: str, constants: str, **wanted: object
+) -> list[Record]:
+    """Pick rows of a task, by default no controls."""
+    chosen = {"control": None} | wanted
+    return select(evidence["text"], task=task, constants=constants, **chosen)
+
+
+def _table_claim(
+    name: str, task: str, text: str, paper: str, **more: Any
+) -> Callable[[Test], Test]:
+    """Register a claim of a task's table."""
+    source, text = f"tab:{task}_detailed_metrics", f"On {_NAMES[task]}, {text}"
+    return claim(name, source=source, text=text, paper=paper, needs="text", **more)
 
 
 def _pair(
     evidence: Evidence, task: str, constants: str, row: str, other: str, metric: str
 ) -> Difference:
-    rows = select(_rows(evidence, task, constants), control=None)
-    ours, theirs = select(rows, method=row), select(rows, method=other)
+    ours, theirs = (_rows(evidence, task, constants, method=m) for m in (row, other))
     difference = paired(ours, theirs, metric)
     sign = -1 if metric in LOWER_IS_BETTER else 1
     return difference._replace(mean=sign * difference.mean)
@@ -39,11 +54,11 @@ def _pair(
 def _controls(
     evidence: Evidence, task: str, constants: str, row: str, metric: str
 ) -> str:
-    rows = select(_rows(evidence, task, constants), method=row)
+    ours = _rows(evidence, task, constants, method=row)
     told = [
-        f"{control} {words(paired(select(rows, control=None), control_rows, metric))}"
+        f"{control} {words(paired(ours, theirs, metric))}"
         for control in ("norm-matched", "noise-only")
-        if (control_rows := select(rows, control=control))
+        if (theirs := _rows(evidence, task, constants, method=row, control=control))
     ]
     return f"Minus its controls: {', '.join(told)}." if told else ""
 
@@ -51,15 +66,14 @@ def _controls(
 def _mean_gain(task: str) -> None:
     mean, error = kernel_minus_vanilla(task)
 
-    @claim(
+    @_table_claim(
         f"kernel-helps-{task}",
-        source=f"tab:{task}_detailed_metrics",
-        text=f"On {_NAMES[task]}, Phase A improves accuracy, averaged over the maps.",
-        paper=f"{mean:+.4f} ± {error:.4f} over maps, one run each",
-        needs="text",
+        task,
+        "Phase A improves accuracy, averaged over the maps.",
+        f"{mean:+.4f} ± {error:.4f} over maps, one run each",
     )
     def test(evidence: Evidence, constants: str) -> Finding | None:
-        rows = select(_rows(evidence, task, constants), control=None)
+        rows = _rows(evidence, task, constants)
         gaps: dict[object, list[float]] = {}
         for name in MAPS:
             ours = by_trial(select(rows, method=f"kernel-{name}"), "accuracy")
@@ -75,33 +89,32 @@ def _gain_of(task: str, row: str, metric: str, text: str) -> None:
     other = row.replace("kernel", "vanilla", 1)
     before, after = (paper_value(task, name, metric) for name in (other, row))
 
-    @claim(
+    @_table_claim(
         f"{row}-{metric}-{task}".replace("_", "-"),
-        source=f"tab:{task}_detailed_metrics",
-        text=f"On {_NAMES[task]}, {row.capitalize()} {text}.",
-        paper=f"{before:.4f} to {after:.4f}",
-        needs="text",
+        task,
+        f"{row.capitalize()} {text}.",
+        f"{before:.4f} to {after:.4f}",
     )
     def test(evidence: Evidence, constants: str) -> Finding | None:
         difference = _pair(evidence, task, constants, row, other, metric)
         note = _controls(evidence, task, constants, row, metric)
-        rows = select(_rows(evidence, task, constants), control=None)
-        told = versus(select(rows, method=row), select(rows, method=other), metric)
-        return gain(difference, note, ours=told)
+        ours, theirs = (
+            _rows(evidence, task, constants, method=m) for m in (row, other)
+        )
+        return gain(difference, note, ours=versus(ours, theirs, metric))
 
 
 def _best_of(
     task: str, row: str, metric: str, text: str, rows: tuple[str, ...] = ()
 ) -> None:
-    @claim(
+    @_table_claim(
         f"best-{metric}-{task}".replace("_", "-"),
-        source=f"tab:{task}_detailed_metrics",
-        text=f"On {_NAMES[task]}, {row.capitalize()} {text}.",
-        paper=f"{paper_value(task, row, metric):.4f}",
-        needs="text",
+        task,
+        f"{row.capitalize()} {text}.",
+        f"{paper_value(task, row, metric):.4f}",
     )
     def test(evidence: Evidence, constants: str) -> Finding | None:
-        records = select(_rows(evidence, task, constants), control=None)
+        records = _rows(evidence, task, constants)
         if rows:
             records = select(records, method=rows)
         means = {
@@ -158,7 +171,7 @@ _gain_of("rotten_tomatoes", "kernel-softmaxfeat", "accuracy", "improves accuracy
 def _doubles_training_time(evidence: Evidence, constants: str) -> Finding | None:
     ratios = []
     for task in TASKS:
-        rows = select(_rows(evidence, task, constants), control=None)
+        rows = _rows(evidence, task, constants)
         for name in MAPS:
             ours = by_trial(select(rows, method=f"kernel-{name}"), "seconds.cpu")
             theirs = by_trial(select(rows, method=f"vanilla-{name}"), "seconds.cpu")
@@ -174,13 +187,11 @@ def _beats_bags(task: str) -> None:
         paper_value(task, name, "accuracy") for name in ("softmax", *_Q_EQUALS_K)
     )
 
-    @claim(
+    @_table_claim(
         f"above-bag-of-words-{task}",
-        source=f"tab:{task}_detailed_metrics",
-        text=f"On {_NAMES[task]}, the paper's best row beats a bag of words (the paper "
-        "shows no such baseline).",
-        paper=f"{best:.4f}",
-        needs="text",
+        task,
+        "the paper's best row beats a bag of words (the paper shows no such baseline).",
+        f"{best:.4f}",
         constants=("tables",),
     )
     def test(evidence: Evidence, constants: str) -> Finding | None:
