@@ -38,12 +38,15 @@ def attention(n: int) -> None:
 
     source = torch.Generator().manual_seed(0)
     x = torch.randn(1, 4, n, 64, generator=source)
-    particles = Particles(torch.randn(4, 64, 64, generator=source))
+    particles = Particles(torch.randn(4, 64, 64, generator=source) / 8)
     kernel_attention(x, x, x, particles, "softmaxfeat")
 
 
 def train() -> None:
-    from coulomb.text import build_corpus, preset, train_in_folder, train_vocabulary
+    from coulomb.text.data import build_corpus
+    from coulomb.text.settings import preset
+    from coulomb.text.tokens import train_vocabulary
+    from coulomb.text.training import train_in_folder
 
     words = ["fine film", "warm plot", "dull film", "cold plot"] * 20
     corpus = build_corpus("walk", (words, [1, 1, 0, 0] * 20), validation_share=0.25)
