@@ -90,6 +90,25 @@ class Hamiltonian:
         """
         alignment = self.objective.energy(particles)
         repulsion = 0.5 * self._pairs(particles, generator).potential.mean(dim=-1)
+        return self.combine(particles, alignment, repulsion)
+
+    def combine(
+        self, particles: Particles, alignment: Tensor, repulsion: Tensor
+    ) -> EnergyTerms:
+        """Add the prior to an alignment and a repulsion that are known already.
+
+        Parameters
+        ----------
+        particles
+            The configuration.
+        alignment, repulsion
+            `E` and `W` there, one number per group.
+
+        Returns
+        -------
+        EnergyTerms
+            Numbers per group.
+        """
         prior = torch.zeros_like(repulsion)
         if self.prior is not None:
             prior = self.prior.energy(particles)

@@ -218,3 +218,40 @@ def test_old_names_still_work(system):
     assert ended.state.step == 3
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = loop.nothing
+
+
+def test_recorded_energies_are_the_hamiltonian_s(system):
+    """The compiled loop hands over what it evaluated; it must be of the same place."""
+    energy, particles, _ = system
+    ends = {}
+    for compiled in (True, False):
+        sampler = ProjectedLangevin(0.5, 50.0, Ball(3.0), compiled=compiled)
+        begun = init_run(sampler, particles, generator=torch.Generator().manual_seed(7))
+        ends[compiled] = loop.run(begun, sampler, energy, RunSettings(20))
+        terms = energy.terms(ends[compiled].particles)
+        record = ends[compiled].history[-1]
+        assert record["energy"] == pytest.approx(float(terms.total), rel=1e-12)
+        assert record["repulsion"] == pytest.approx(float(terms.repulsion), rel=1e-12)
+    assert ends[True].state.evaluated is not None
+    assert ends[False].state.evaluated is None
+
+
+def test_what_was_evaluated_elsewhere_is_not_used(system):
+    """Other particles, or another energy, are evaluated anew."""
+    energy, particles, _ = system
+    other = Hamiltonian(energy.objective, Riesz(0.0), 0.5)
+    sampler = ProjectedLangevin(0.5, math.inf, Ball(3.0))
+    generator = torch.Generator()
+    state, _ = sampler.advance(sampler.init(particles), energy, 3, generator=generator)
+    for start, law in (
+        (state._replace(particles=particles), energy),
+        (state, other),
+        (state, energy),
+    ):
+        expected = sampler.init(start.particles)
+        assert torch.equal(
+            *(
+                sampler.advance(each, law, 2, generator=generator)[0].particles[0]
+                for each in (start, expected)
+            )
+        )

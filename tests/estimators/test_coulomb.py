@@ -306,6 +306,33 @@ class TestData:
         model = quick(40, gamma="scale", coordinates=1).fit(X, y)
         assert (model.particles_[:, 0] != 0).mean() > 0.6
 
+    def test_long_runs_move_in_single_precision_and_keep_few_records(self, problem):
+        X, y = problem
+        settings = {"gamma": "scale", "coordinates": "all", "pursuit": 0}
+        long = quick(max_iter=400, **settings).fit(X, y)
+        single = long.particles_.astype(np.float32)
+        np.testing.assert_array_equal(long.particles_, single)
+        assert long.history_["step"].tolist() == [0, *range(10, 401, 10)]
+        longer = quick(max_iter=1000, **settings).fit(X, y)
+        assert len(longer.history_["step"]) == 51
+        watched = quick(max_iter=1000, tol=1e-9, **settings)
+        with pytest.warns(ConvergenceWarning):
+            assert len(watched.fit(X, y).history_["step"]) == 101
+
+    def test_large_angles_stay_in_double_precision(self, problem):
+        X, y = problem
+        model = quick(max_iter=200, standardize=False, gamma=0.5, pursuit=0)
+        model.fit(1e4 * X, y)
+        single = model.particles_.astype(np.float32)
+        assert (model.particles_ != single).any()
+
+    def test_a_batch_larger_than_the_data_is_the_data(self, problem):
+        whole, batch = (
+            quick(batch_size=size, max_iter=20).fit(*problem).particles_
+            for size in (None, 10**9)
+        )
+        np.testing.assert_array_equal(whole, batch)
+
 
 class TestChunks:
     def test_chunks_learn_too(self, problem):

@@ -17,10 +17,10 @@ from torch import Tensor
 from coulomb._support.checks import Registry, check_count, check_real
 from coulomb._support.errors import ParameterError
 from coulomb.domains import AbstractDomain, Ball, Masked, Space
-from coulomb.energy import Hamiltonian
+from coulomb.energy import EnergyTerms, Hamiltonian
 from coulomb.features import Particles
 from coulomb.interactions import ExactSum, Riesz
-from coulomb.kernels.particles import langevin_steps
+from coulomb.kernels.particles import ParticleField, langevin_steps
 from coulomb.objectives import AbstractSampled, FourierAlignment, GaussianPrior, Sample
 
 
@@ -114,12 +114,21 @@ def as_schedule(value: "float | AbstractSchedule") -> AbstractSchedule:
     return value if isinstance(value, AbstractSchedule) else Constant(value)
 
 
+class Evaluated(NamedTuple):
+    """What acts on particles, and the energy and positions it was evaluated for."""
+
+    energy: Hamiltonian
+    positions: Tensor
+    field: ParticleField
+
+
 class State(NamedTuple):
     """What the next step needs."""
 
     particles: Particles
     step: int = 0
     memory: Mapping[str, Tensor] = {}  # what a sampler keeps of its past
+    evaluated: Evaluated | None = None  # spares the next step an evaluation
 
 
 class Info(NamedTuple):
@@ -130,6 +139,7 @@ class Info(NamedTuple):
     displacement: float  # mean square of the whole move
     accepted: float = 1.0
     drift_vectors: Tensor | None = None  # of each particle; of a single step only
+    terms: EnergyTerms | None = None  # where the steps ended, if they were evaluated
 
 
 class AbstractSampler(ABC):
@@ -384,6 +394,13 @@ class ProjectedLangevin(AbstractGradientSampler):
         if isinstance(self.domain, Masked):
             inner = self.domain.domain
             mask = self.domain.mask.to(positions).numpy()
+        before = state.evaluated
+        if before is not None and (
+            before.energy is not energy
+            or before.positions is not state.particles.positions
+            or batch is not None
+        ):
+            before = None
         moved = langevin_steps(
             positions.contiguous().numpy(),
             noise.numpy(),
@@ -400,6 +417,8 @@ class ProjectedLangevin(AbstractGradientSampler):
             radius=inner.radius if isinstance(inner, Ball) else math.inf,
             mask=mask,
             threads=objective.threads or torch.get_num_threads(),
+            field=before.field if before else None,
+            want_field=batch is None,
         )
         info = Info(
             float(moved.drift_squares.mean()),
@@ -408,7 +427,14 @@ class ProjectedLangevin(AbstractGradientSampler):
         )
         positions = torch.from_numpy(moved.positions)
         particles = state.particles._replace(positions=positions)
-        return State(particles, state.step + steps), info
+        after = State(particles, state.step + steps)
+        if moved.field is None:
+            return after, info
+        alignment = torch.from_numpy(moved.field.potential) + objective.constant
+        repulsion = torch.from_numpy(moved.field.repulsion)
+        terms = energy.combine(particles, alignment.mean(), 0.5 * repulsion.mean())
+        evaluated = Evaluated(energy, positions, moved.field)
+        return after._replace(evaluated=evaluated), info._replace(terms=terms)
 
 
 @samplers.add("adam")

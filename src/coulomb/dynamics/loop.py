@@ -206,7 +206,8 @@ def _record(
     with torch.no_grad():
         # Random pair sums are drawn from a copy: looking must not change the run.
         watcher = torch.Generator().manual_seed(run.state.step)
-        terms = energy.terms(run.particles, generator=watcher)
+        terms = info.terms if info else None
+        terms = terms or energy.terms(run.particles, generator=watcher)
         held_out = None
         if settings.held_out is not None:
             held_out = -_number(settings.held_out.energy(run.particles))

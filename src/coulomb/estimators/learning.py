@@ -322,6 +322,7 @@ class _Fit:
                 progress=settings.progress,
             ),
         )
+        run.state = run.state._replace(evaluated=None)  # it refers to the data
         if beta == 0:
             run.reason = StopReason.NO_GAIN
         return run
