@@ -122,34 +122,12 @@ def load_task(
     if name not in TASKS:
         raise unknown_name("task", name, TASKS)
     task = TASKS[name]
-    where = data_folder(folder)
+    where, share = data_folder(folder), validation_share
     notes: tuple[str, ...] = ()
     if where is None:
         parts = _from_hub(name, task)
     else:
-        here = _task_folder(name, task, where)
-        if here.name != name:
-            notes = (
-                f"This is a subset ({here.name}), not the full {name}: do not compare "
-                "with published numbers.",
-            )
-        columns = [*task.columns, task.label]
-        parts = {
-            part: _split(task, read_columns(here / f"{part}.parquet", columns))
-            for part in _SPLITS
-            if (here / f"{part}.parquet").is_file()
-        }
-    return _corpus(name, task, parts, notes, validation_share, seed)
-
-
-def _corpus(
-    name: str,
-    task: Task,
-    parts: dict[str, Split],
-    notes: tuple[str, ...],
-    share: float | None,
-    seed: int,
-) -> Corpus:
+        parts, notes = _from_folder(name, task, where)
     # GLUE writes -1 for labels it keeps to itself.
     known = {
         part: rows
@@ -182,14 +160,33 @@ def _corpus(
     )
 
 
-def _task_folder(name: str, task: Task, where: Path) -> Path:
-    for folder in (name, task.subset):
-        if folder and (where / folder / "train.parquet").is_file():
-            return where / folder
-    elsewhere = " Without `data_dir` it is loaded from the Hugging Face hub."
-    raise ParameterError(
-        f"`data_dir` must hold {name}/train.parquet for the task {name!r}; "
-        f"{str(where)!r} does not.{elsewhere if task.hub else ''}"
+def _from_folder(
+    name: str, task: Task, where: Path
+) -> tuple[dict[str, Split], tuple[str, ...]]:
+    """Read the files of a task, or of a subset of it, which a note tells."""
+    found = [
+        folder
+        for folder in (name, task.subset)
+        if folder and (where / folder / "train.parquet").is_file()
+    ]
+    if not found:
+        elsewhere = " Without `data_dir` it is loaded from the Hugging Face hub."
+        raise ParameterError(
+            f"`data_dir` must hold {name}/train.parquet for the task {name!r}; "
+            f"{str(where)!r} does not.{elsewhere if task.hub else ''}"
+        )
+    files = {part: where / found[0] / f"{part}.parquet" for part in _SPLITS}
+    columns = [*task.columns, task.label]
+    parts = {
+        part: _split(task, read_columns(path, columns))
+        for part, path in files.items()
+        if path.is_file()
+    }
+    if found[0] == name:
+        return parts, ()
+    return parts, (
+        f"This is a subset ({found[0]}), not the full {name}: do not compare with "
+        "published numbers.",
     )
 
 
