@@ -13,11 +13,12 @@ from coulomb.linearise.fit import (
     OutputError,
     RowAlignment,
     RowDivergence,
+    centred,
     fit_layer,
+    for_both,
     imitations,
     landmark_start,
     random_divergence,
-    random_start,
 )
 from coulomb.linearise.heads import HeadParticles, softmax_rows
 from coulomb.linearise.teacher import Rows
@@ -27,6 +28,10 @@ from coulomb.objectives import AbstractObjective
 def make_rows(**options):
     q, k, v, mask = rows_case(**options)
     return Rows(q, k, v, mask, mask)
+
+
+def heads(positions, tilt):
+    return HeadParticles(positions, tilt, SoftmaxFeatures())
 
 
 def by_hand(rows, positions, tilt, compare):
@@ -51,14 +56,14 @@ def divergence(p, s, _):
 
 def test_divergence_is_the_double_sum():
     rows, (positions, tilt) = make_rows(), particles_case()
-    energy = RowDivergence([rows], SoftmaxFeatures(), tilt).energy(Particles(positions))
+    energy = RowDivergence.measure([rows], heads(positions, tilt))
     torch.testing.assert_close(energy, by_hand(rows, positions, tilt, divergence))
     assert (energy > 0).all()
 
 
 def test_row_alignment_is_the_mean_cosine():
     rows, (positions, tilt) = make_rows(), particles_case()
-    energy = RowAlignment([rows], SoftmaxFeatures(), tilt).energy(Particles(positions))
+    energy = RowAlignment.measure([rows], heads(positions, tilt))
     cosine = by_hand(
         rows, positions, tilt, lambda p, s, _: p @ s / (p.norm() * s.norm())
     )
@@ -67,20 +72,19 @@ def test_row_alignment_is_the_mean_cosine():
 
 def test_output_error_is_relative():
     rows, (positions, tilt) = make_rows(), particles_case()
-    energy = OutputError([rows], SoftmaxFeatures(), tilt).energy(Particles(positions))
+    energy = OutputError.measure([rows], heads(positions, tilt))
     wrong = by_hand(rows, positions, tilt, lambda p, s, v: ((p - s) @ v).square().sum())
     size = by_hand(rows, positions, tilt, lambda p, s, v: (p @ v).square().sum())
     torch.testing.assert_close(energy, wrong / size)
     scaled = rows._replace(v=7 * rows.v)
-    again = OutputError([scaled], SoftmaxFeatures(), tilt).energy(Particles(positions))
+    again = OutputError.measure([scaled], heads(positions, tilt))
     torch.testing.assert_close(again, energy)
 
 
 @pytest.mark.parametrize("name", list(imitations))
 class TestEveryImitation:
     def build(self, name, rows, tilt):
-        settings = {"batches": rows, "feature_map": SoftmaxFeatures(), "tilt": tilt}
-        return imitations.build(name, **settings)
+        return imitations.build(name, batches=rows, start=heads(None, tilt))
 
     def test_one_number_per_head_whatever_the_order(self, name):
         rows, (positions, tilt) = make_rows(), particles_case()
@@ -116,8 +120,8 @@ class TestEveryImitation:
 
 
 def both_fields(rows, positions, tilt, feature_map=None):
-    energy = RowDivergence(rows, feature_map or SoftmaxFeatures(), tilt)
-    particles = Particles(positions)
+    start = HeadParticles(positions, tilt, feature_map or SoftmaxFeatures())
+    energy, particles = RowDivergence(rows, start), Particles(positions)
     return energy.field(particles), AbstractObjective.field(energy, particles)
 
 
@@ -195,9 +199,8 @@ def test_raw_alignment_looks_at_the_largest_entries_only():
         values = []
         for other in (None, bias.double()):
             rows = Rows(q, k, v, mask, mask, other)
-            energy = imitations.build(
-                name, batches=[rows], feature_map=SoftmaxFeatures(), tilt=tilt
-            )
+            start = heads(positions, tilt)
+            energy = imitations.build(name, batches=[rows], start=start)
             values.append(float(energy.energy(Particles(positions))))
         moved[name] = abs(values[0] - values[1])
     assert moved["raw-alignment"] < 1e-3
@@ -216,30 +219,34 @@ class TestStart:
     def divergence(self, start, q, k):
         mask = torch.ones(1, q.shape[1], dtype=torch.bool)
         rows = Rows(q.unsqueeze(0), k.unsqueeze(0), k.unsqueeze(0), mask, mask)
-        energy = RowDivergence([rows], SoftmaxFeatures(), start.tilt)
-        return energy.energy(Particles(start.positions))
+        return RowDivergence.measure([rows], start)
+
+    def landmarks(self, q, k, count, generator):
+        positions = landmark_start(q, k, count, generator=generator)
+        return centred(positions, q, SoftmaxFeatures())
 
     def test_landmarks_beat_random_particles(self, generator):
         q, k = self.clustered()
-        near = landmark_start(q, k, 12, generator=generator)
-        far = random_start(q, 12, SoftmaxFeatures(), scale=0.5, generator=generator)
+        near = self.landmarks(q, k, 12, generator)
+        rows = 0.5 * torch.randn(2, 12, 4, generator=generator)
+        far = centred(for_both(rows), q, SoftmaxFeatures())
         ratio = self.divergence(near, q, k) / self.divergence(far, q, k)
         assert (ratio < 0.6).all()
 
     def test_tilt_centres_the_queries(self, generator):
         q, k = self.clustered()
-        start = landmark_start(q, k, 12, generator=generator)
+        start = self.landmarks(q, k, 12, generator)
         total = start.key_tilt
         torch.testing.assert_close(total, q.mean(dim=1) / math.sqrt(4))
 
     def test_fewer_tokens_than_landmarks(self, generator):
         q, k = self.clustered(n=5)
-        start = landmark_start(q, k, 12, generator=generator)
+        start = self.landmarks(q, k, 12, generator)
         assert start.positions.isfinite().all()
 
     def test_constant_keys(self, generator):
         q, _ = self.clustered()
-        start = landmark_start(q, torch.ones_like(q), 3, generator=generator)
+        start = self.landmarks(q, torch.ones_like(q), 3, generator)
         assert start.positions.isfinite().all()
 
 

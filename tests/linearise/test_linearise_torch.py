@@ -11,7 +11,7 @@ from coulomb._support.errors import ParameterError, ParameterTypeError
 from coulomb.features import Particles
 from coulomb.linearise import LineariseSettings, linearise, linearised_heads
 from coulomb.linearise.fit import Distillation, distil, particle_names
-from coulomb.linearise.teacher import Recording, Stack, make_corpus
+from coulomb.linearise.teacher import Recording, Stack, record_texts
 
 
 class Encoder(nn.Module):
@@ -136,18 +136,18 @@ class TestDistillation:
         fast = linearise(model, tokenize, make_texts(), **quick)
         settings = LineariseSettings(max_tokens=5000, max_length=36, batch_tokens=200)
         source = torch.Generator().manual_seed(0)
-        corpus = make_corpus(model, tokenize, make_texts(), settings, generator=source)
-        return Stack(model), Stack(fast), corpus
+        teacher, texts = Stack(model), make_texts()
+        parts = record_texts(teacher, tokenize, texts, settings, generator=source)
+        return teacher, Stack(fast), parts
 
     def test_energy_is_that_of_the_model_that_holds_the_particles(self):
-        teacher, student, corpus = self.case()
+        teacher, student, (texts, _) = self.case()
         names = particle_names(student)
         assert len(names) == 2
         positions = torch.stack([student.get_parameter(n).detach() for n in names])
-        targets = Recording(teacher, corpus.fit).states(0)
-        energy = Distillation(student, corpus.fit[0], targets)
+        energy = Distillation(student, texts.batches[0], texts.states(0))
         value = energy.energy(Particles(positions)).detach()
-        batch = corpus.fit[0]
+        batch = texts.batches[0]
         with torch.no_grad():
             ours, theirs = (s.model(**batch) for s in (student, teacher))
         last = (ours - theirs)[~batch["padding"]].square().sum()
@@ -158,12 +158,12 @@ class TestDistillation:
         assert float(value) < float(last + 1 - cosine) + 1e-5
 
     def test_particles_move_only_if_held_out_text_gains(self):
-        teacher, student, corpus = self.case()
+        _, student, recordings = self.case()
         names = particle_names(student)
         start = [student.get_parameter(n).clone() for n in names]
         source = torch.Generator().manual_seed(0)
         settings = LineariseSettings(distil_steps=40, distil_step_size=0.003)
-        parts = student, *(Recording(teacher, part) for part in corpus[:2])
+        parts = student, *recordings
         before, after = distil(*parts, settings, generator=source)
         moved = [student.get_parameter(n) for n in names]
         assert after < before
@@ -181,7 +181,10 @@ class TestRecording:
         teacher = Stack(encoder().eval())
         batches = [tokenize(make_texts(4, seed)) for seed in range(3)]
         room = {"all": 1 << 20, "first": 15_000, "none": 0}
-        made = {name: Recording(teacher, batches, size) for name, size in room.items()}
+        made = {
+            name: Recording(teacher, batches, most_bytes=size)
+            for name, size in room.items()
+        }
         for recording in made.values():
             assert len(list(recording.layers())) == len(teacher.blocks)
         counts = [len(recording.kept) for recording in made.values()]
@@ -256,15 +259,17 @@ def test_settings_and_arguments_come_together():
 
 
 def test_short_texts_are_joined_to_long_ones():
-    def corpus(share):
+    def record(share):
         settings = LineariseSettings(
             max_tokens=10_000, max_length=36, batch_tokens=200, long_share=share
         )
         source = torch.Generator().manual_seed(0)
         texts = ["abcdefgh" * 2] * 100
-        return make_corpus(encoder(), tokenize, texts, settings, generator=source)
+        return record_texts(
+            Stack(encoder()), tokenize, texts, settings, generator=source
+        )
 
-    plain, mixed = corpus(0.0), corpus(0.5)
-    assert {b["ids"].shape[1] for b in plain.fit} == {16}
-    assert {b["ids"].shape[1] for b in mixed.fit} == {16, 36}
-    assert plain.n_held_out == 10
+    (plain, held_out), (mixed, _) = record(0.0), record(0.5)
+    assert {b["ids"].shape[1] for b in plain.batches} == {16}
+    assert {b["ids"].shape[1] for b in mixed.batches} == {16, 36}
+    assert (plain.n_texts, held_out.n_texts) == (90, 10)

@@ -23,16 +23,10 @@ from coulomb.linearise.fit import (
     orthogonal_favor,
     pool,
 )
-from coulomb.linearise.heads import (
-    HeadParticles,
-    LinearisedAttention,
-    LinearisedHeads,
-    check_heads,
-)
+from coulomb.linearise.heads import HeadParticles, LinearisedAttention, LinearisedHeads
 from coulomb.linearise.huggingface import with_linearised_heads
 from coulomb.linearise.teacher import (
     FAMILIES,
-    KEPT_BYTES,
     Batch,
     Recording,
     Stack,
@@ -40,7 +34,7 @@ from coulomb.linearise.teacher import (
     as_teacher,
     evaluating,
     is_pretrained,
-    make_corpus,
+    record_texts,
 )
 
 KeepExact = int | Sequence[int | tuple[int, int]]
@@ -238,16 +232,15 @@ def linearise(
     check_count("seed", seed, at_least=0)
     teacher = as_teacher(model)
     source = make_generator(seed, 0)
-    corpus = make_corpus(model, tokenizer, texts, chosen, generator=source)
+    recorded, held_out = record_texts(
+        teacher, tokenizer, texts, chosen, generator=source
+    )
     begun = process_time()
     total = len(teacher.sites) * chosen.steps + chosen.distil_steps
     with (
         evaluating(model),
         progress_bar("learning heads", total, visible=progress) as advance,
     ):
-        room = KEPT_BYTES if chosen.distil_steps else 0
-        recorded = Recording(teacher, corpus.fit, room)
-        held_out = Recording(teacher, corpus.held_out)
         layers = zip(recorded.layers(), held_out.layers(), strict=True)
         fits = []
         for number, (rows, held_rows) in enumerate(layers):
@@ -264,15 +257,15 @@ def linearise(
         report = LineariseReport(
             chosen.feature_map,
             chosen.n_features,
-            [list(heads) for heads in exact],
+            [list(heads.exact_heads) for heads in linearised_heads(student.model)],
             before=[float(fit.before.mean()) for fit in fits],
             after=[float(fit.after.mean()) for fit in fits],
             random=[float(fit.random.mean()) for fit in fits],
             head_divergence=[fit.after.tolist() for fit in fits],
             cosine_start=cosine_with(held_out, student, chosen.pooling),
             cosine_random=cosine_with(held_out, random, chosen.pooling),
-            n_texts=corpus.n_texts,
-            n_held_out=corpus.n_held_out,
+            n_texts=recorded.n_texts + held_out.n_texts,
+            n_held_out=held_out.n_texts,
         )
         begun = process_time()
         watch = partial(advance, note="all layers")
@@ -281,7 +274,7 @@ def linearise(
         report.seconds = learned + process_time() - begun
         report.cosine = cosine_with(held_out, student, chosen.pooling)
         if measure:
-            report.speed = measure_speed(teacher, student, corpus.fit[-1])
+            report.speed = measure_speed(teacher, student, recorded.batches[-1])
     fast: Any = student.model
     fast.linearise_summary = report
     return fast
@@ -303,7 +296,7 @@ def _settings(
 
 def _exact_heads(
     teacher: Stack, keep_exact: KeepExact, fits: list[LayerFit]
-) -> list[tuple[int, ...]]:
+) -> list[list[int]]:
     heads: list[list[int]] = [[] for _ in fits]
     if isinstance(keep_exact, int):
         check_count("keep_exact", keep_exact, at_least=0)
@@ -319,10 +312,7 @@ def _exact_heads(
             )
         every = range(teacher.sites[layer].num_heads)
         heads[layer] += every if head is None else [head]
-    return [
-        check_heads(part, site.num_heads)
-        for part, site in zip(heads, teacher.sites, strict=True)
-    ]
+    return heads
 
 
 def linearised_heads(model: nn.Module) -> list[LinearisedHeads]:

@@ -16,7 +16,6 @@ from coulomb.features import (
     SOFTMAX_KERNEL_MAP,
     CustomMap,
     Particles,
-    as_feature_map,
     projections,
 )
 from coulomb.linearise.fit import (
@@ -29,12 +28,11 @@ from coulomb.linearise.fit import (
 )
 from coulomb.linearise.heads import HeadParticles, as_positive_map
 from coulomb.linearise.teacher import (
-    Recording,
     Rows,
     Tokenizer,
     as_teacher,
     evaluating,
-    make_corpus,
+    record_texts,
 )
 
 _ROWS = 32
@@ -141,17 +139,17 @@ def kernel_table(
     """
     counts = [check_count("n_features", n) for n in n_features]
     teacher = as_teacher(model)
-    settings = LineariseSettings(steps=steps, max_tokens=max_tokens)
+    settings = LineariseSettings(steps=steps, max_tokens=max_tokens, distil_steps=0)
     source = make_generator(seed, 0)
-    corpus = make_corpus(model, tokenizer, texts, settings, generator=source)
+    parts = record_texts(teacher, tokenizer, texts, settings, generator=source)
     table = KernelTable([], {}, {})
     total = len(teacher.sites)
     with (
         evaluating(model),
         progress_bar("comparing kernels", total, visible=progress) as advance,
     ):
-        parts = [Recording(teacher, part, 0).layers() for part in corpus[:2]]
-        for number, (rows, held_out) in enumerate(zip(*parts, strict=True)):
+        layers = zip(*(part.layers() for part in parts), strict=True)
+        for number, (rows, held_out) in enumerate(layers):
             source = make_generator(seed, 4, number)
             few = [part.some_queries(_ROWS, generator=source) for part in held_out]
             _, heads, _, dim = few[0].q.shape
@@ -159,7 +157,7 @@ def kernel_table(
             _add(table, "uniform", few, untilted(nothing, as_positive_map(DEFAULT_MAP)))
             plain = untilted(eye.expand(heads, dim, dim), CustomMap(_elu_plus_one))
             _add(table, "elu + 1", few, plain)
-            softmax = as_feature_map(SOFTMAX_KERNEL_MAP)
+            softmax = as_positive_map(SOFTMAX_KERNEL_MAP)
             for count in counts:
                 normal = torch.randn(heads, count, dim, generator=source)
                 _add(table, f"FAVOR+ {count}", few, untilted(normal, softmax))

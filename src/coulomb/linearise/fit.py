@@ -13,6 +13,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -30,7 +31,6 @@ from coulomb.features import (
     SOFTMAX_KERNEL_MAP,
     AbstractFeatureMap,
     Particles,
-    as_feature_map,
 )
 from coulomb.interactions import Riesz
 from coulomb.linearise.heads import (
@@ -172,8 +172,7 @@ class AbstractImitation(AbstractObjective):
     """A comparison of the student's attention with the teacher's."""
 
     batches: Sequence[Rows]
-    feature_map: AbstractFeatureMap
-    tilt: Tensor
+    start: HeadParticles  # positions are given with every call
 
     @abstractmethod
     def compare(self, rows: Rows, particles: HeadParticles) -> Tensor:
@@ -187,15 +186,15 @@ class AbstractImitation(AbstractObjective):
     @classmethod
     def measure(cls, batches: Sequence[Rows], particles: HeadParticles) -> Tensor:
         """Evaluate the energy of given particles."""
-        positions, tilt, feature_map = particles.to(batches[0].q)
+        particles = particles.to(batches[0].q)
         with torch.no_grad():
-            return cls(batches, feature_map, tilt).energy(Particles(positions))
+            return cls(batches, particles).energy(Particles(particles.positions))
 
     def head_particles(self, positions: Tensor) -> HeadParticles:
         """Take positions with half the columns for queries and keys alike."""
-        if positions.shape[-1] == self.tilt.shape[-1] + 1:
+        if positions.shape[-1] == self.start.tilt.shape[-1] + 1:
             positions = torch.cat([positions, positions], dim=-1)
-        return HeadParticles(positions, self.tilt, self.feature_map)
+        return self.start._replace(positions=positions)
 
 
 imitations: Registry[AbstractImitation] = Registry("objective")
@@ -210,8 +209,10 @@ class RowDivergence(AbstractImitation):
     --------
     >>> x, real = torch.zeros(1, 1, 3, 2), torch.ones(1, 3, dtype=torch.bool)
     >>> rows = Rows(x, x, x, real, real)
-    >>> energy = RowDivergence([rows], as_feature_map(DEFAULT_MAP), torch.zeros(1, 2))
-    >>> energy.energy(Particles(torch.ones(1, 4, 6)))
+    >>> particles = HeadParticles(
+    ...     torch.ones(1, 4, 6), torch.zeros(1, 2), as_positive_map(DEFAULT_MAP)
+    ... )
+    >>> RowDivergence.measure([rows], particles)
     tensor([0.])
     """
 
@@ -223,7 +224,7 @@ class RowDivergence(AbstractImitation):
         return rows.mean(-(teacher * student.log()).sum(dim=-1) - entropy)
 
     def field(self, particles: Particles) -> Field:
-        if not self.feature_map.softmax_over_features:
+        if not self.start.feature_map.softmax_over_features:
             return super().field(particles)
         positions = particles.positions
         with torch.no_grad():
@@ -261,9 +262,8 @@ class RowAlignment(AbstractImitation):
 
     def compare(self, rows: Rows, particles: HeadParticles) -> Tensor:
         student = particles.rows(*rows.operands)
-        return rows.mean(
-            1 - torch.cosine_similarity(rows.softmax(), student, dim=-1, eps=1e-12)
-        )
+        cosine = torch.cosine_similarity(rows.softmax(), student, dim=-1, eps=1e-12)
+        return rows.mean(1 - cosine)
 
 
 @imitations.add("raw-alignment")
@@ -405,21 +405,7 @@ def _softmax(q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> 
     return torch.softmax(scores, dim=-1, out=scores)
 
 
-def random_start(
-    q: Tensor,
-    n_features: int,
-    feature_map: AbstractFeatureMap,
-    *,
-    scale: float,
-    generator: torch.Generator,
-) -> HeadParticles:
-    """Draw Gaussian particles, the same for queries and keys."""
-    heads, _, dim = q.shape
-    rows = scale * torch.randn(heads, n_features, dim, generator=generator)
-    return _tilted(_for_both(rows.to(q)), q, feature_map)
-
-
-def _tilted(
+def centred(
     positions: Tensor, q: Tensor, feature_map: AbstractFeatureMap
 ) -> HeadParticles:
     """Choose the tilt that centres queries, `t + mean_l u_l = mean(q) / sqrt(d)`."""
@@ -429,11 +415,11 @@ def _tilted(
 
 def untilted(rows: Tensor, feature_map: AbstractFeatureMap) -> HeadParticles:
     """Use the same particles for queries and keys, whose weights are all one."""
-    positions = _for_both(rows)
+    positions = for_both(rows)
     return HeadParticles(positions, -mean_key_particle(positions), feature_map)
 
 
-def _for_both(rows: Tensor) -> Tensor:
+def for_both(rows: Tensor) -> Tensor:
     """Use the same particles, without offsets, for queries and keys."""
     return functional.pad(rows, (0, 1)).repeat(1, 1, 2)
 
@@ -444,19 +430,18 @@ def orthogonal_favor(
     """Draw the particles of FAVOR+ with orthogonal blocks, the control of learning."""
     law = Orthogonal(1.0)
     draws = [law.draw(n_features, dim, generator=generator) for _ in range(heads)]
-    return untilted(torch.stack(draws), as_feature_map(SOFTMAX_KERNEL_MAP))
+    return untilted(torch.stack(draws), as_positive_map(SOFTMAX_KERNEL_MAP))
 
 
 def landmark_start(
     q: Tensor, k: Tensor, n_features: int, *, generator: torch.Generator
-) -> HeadParticles:
+) -> Tensor:
     """Place particles at landmarks of the keys.
 
     Examples
     --------
     >>> x = torch.eye(4).repeat(1, 5, 1)
-    >>> start = landmark_start(x, x, 4, generator=torch.Generator())
-    >>> start.positions.shape
+    >>> landmark_start(x, x, 4, generator=torch.Generator()).shape
     torch.Size([1, 4, 10])
     """
     dim = q.shape[-1]
@@ -470,8 +455,7 @@ def landmark_start(
     a = -(w * query).sum(dim=-1)
     u = scaled @ root.transpose(1, 2)
     b = -0.5 * (scaled * landmarks).sum(dim=-1) - (u * centre).sum(dim=-1)
-    positions = torch.cat([w, a.unsqueeze(-1), u, b.unsqueeze(-1)], dim=-1)
-    return _tilted(positions, q, as_feature_map(DEFAULT_MAP))
+    return torch.cat([w, a.unsqueeze(-1), u, b.unsqueeze(-1)], dim=-1)
 
 
 def _metric(q: Tensor) -> tuple[Tensor, Tensor]:
@@ -524,16 +508,11 @@ def fit_layer(
     start = _start(batches, settings, generator)
     few = [rows.some_queries(_HELD_ROWS, generator=generator) for rows in held_out]
 
-    def imitation(
-        rows: Sequence[Rows], kind: str = settings.objective
-    ) -> AbstractImitation:
-        return imitations.build(
-            kind, batches=rows, feature_map=start.feature_map, tilt=start.tilt
-        )
+    imitate = partial(imitations.build, start=start)
 
     @torch.no_grad()
     def judge(positions: Tensor, kind: str = settings.objective) -> Tensor:
-        return imitation(few, kind).energy(Particles(positions))
+        return imitate(kind, batches=few).energy(Particles(positions))
 
     best = start.positions
     if settings.shared:
@@ -548,10 +527,10 @@ def fit_layer(
         order = order or torch.randperm(len(batches), generator=generator).tolist()
         batch = batches[order.pop()]
         rows = batch.some_queries(settings.rows, generator=generator)
-        energy = Hamiltonian(imitation([rows]), Riesz(0.0), settings.repulsion)
-        size = settings.step_size * ramp(done, settings.steps)
-        step = replace(sampler, step_size=size).step
-        state, _ = step(state, energy, generator=generator)
+        objective = imitate(settings.objective, batches=[rows])
+        energy = Hamiltonian(objective, Riesz(0.0), settings.repulsion)
+        move = _ramped(sampler, done, settings.steps).step
+        state, _ = move(state, energy, generator=generator)
         watch()
         done += 1
         if done % settings.check_every and done < settings.steps:
@@ -578,27 +557,32 @@ def _start(
     if q.shape[1] > _SAMPLE:
         chosen = torch.randperm(q.shape[1], generator=generator)[:_SAMPLE]
         q, k = q[:, chosen], k[:, chosen]
-    count = settings.n_features
     if settings.from_landmarks:
-        return landmark_start(q, k, count, generator=generator)
-    scale = 1.0 if feature_map.imitates_softmax else _RANDOM_NORM * q.shape[-1] ** -0.5
-    return random_start(q, count, feature_map, scale=scale, generator=generator)
+        positions = landmark_start(q, k, settings.n_features, generator=generator)
+    else:
+        heads, _, dim = q.shape
+        rows = torch.randn(heads, settings.n_features, dim, generator=generator)
+        scale = 1.0 if feature_map.imitates_softmax else _RANDOM_NORM * dim**-0.5
+        positions = for_both((scale * rows).to(q))
+    return centred(positions, q, feature_map)
 
 
 def _real(x: Tensor, mask: Tensor) -> Tensor:
     return x.transpose(0, 1).flatten(1, 2)[:, mask.flatten()]
 
 
-def ramp(step: int, steps: int) -> float:
+def _ramped(sampler: AdamLangevin, step: int, steps: int) -> AdamLangevin:
     """Shape the steps: a short rise, then half a cosine down to nearly zero.
 
     Examples
     --------
-    >>> [round(ramp(step, 100), 2) for step in (0, 10, 50, 99)]
+    >>> samplers = [_ramped(AdamLangevin(1.0), n, 100) for n in (0, 10, 50, 99)]
+    >>> [round(sampler.step_size, 2) for sampler in samplers]
     [0.1, 0.99, 0.51, 0.01]
     """
     rise = min(1.0, (step + 1) / _WARM_UP)
-    return rise * (0.5 * (1 + math.cos(math.pi * step / steps)) + 0.01)
+    size = rise * (0.5 * (1 + math.cos(math.pi * step / steps)) + 0.01)
+    return replace(sampler, step_size=sampler.step_size * size)
 
 
 def random_divergence(
@@ -689,11 +673,8 @@ def distil(
         batch, targets = part.batches[number], part.states(number)
         return Distillation(student, batch, targets, settings.pooling)
 
-    count = len(held_out.batches)
-    few = [
-        energy(held_out, number)
-        for number in range(0, count, max(1, count // _HELD_BATCHES))
-    ]
+    stride = max(1, len(held_out.batches) // _HELD_BATCHES)
+    few = [energy(held_out, i) for i in range(0, len(held_out.batches), stride)]
 
     def judge(particles: Particles) -> float:
         with torch.no_grad():
@@ -705,14 +686,11 @@ def distil(
     weights = counts.double().sqrt()
     for step in range(settings.distil_steps):
         chosen = int(torch.multinomial(weights, 1, generator=generator))
-        size = settings.distil_step_size * ramp(step, settings.distil_steps)
-        state, _ = replace(sampler, step_size=size).step(
-            state, Hamiltonian(energy(texts, chosen)), generator=generator
-        )
+        target = Hamiltonian(energy(texts, chosen))
+        move = _ramped(sampler, step, settings.distil_steps).step
+        state, _ = move(state, target, generator=generator)
         watch()
     after = judge(state.particles)
     best = state.particles.positions if after < before else positions
-    with torch.no_grad():
-        for name, part in zip(names, best, strict=True):
-            student.get_parameter(name).copy_(part)
+    student.load_state_dict(dict(zip(names, best, strict=True)), strict=False)
     return before, after

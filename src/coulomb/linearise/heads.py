@@ -20,12 +20,7 @@ from coulomb._support.checks import check_count
 from coulomb._support.errors import ParameterError
 from coulomb.attention import AbstractAttention, kernel_attention
 from coulomb.attention.layers.base import options_of
-from coulomb.features import (
-    DEFAULT_MAP,
-    AbstractFeatureMap,
-    Particles,
-    feature_maps,
-)
+from coulomb.features import DEFAULT_MAP, AbstractFeatureMap, Particles, feature_maps
 
 
 def as_positive_map(name: str) -> AbstractFeatureMap:
@@ -86,12 +81,12 @@ class HeadParticles(NamedTuple):
         weight = key_log_weight(k, self.key_tilt, key_mask).exp().unsqueeze(-1)
         if key_mask is not None:
             weight = weight.masked_fill(~key_mask[:, None, :, None], 0)
-        (q, for_queries), (k, for_keys) = self._sides(q, k)
+        q, k, for_queries, for_keys = self._operands(q, k)
         return self.feature_map(q, for_queries), self.feature_map(k, for_keys) * weight
 
-    def _sides(
+    def _operands(
         self, q: Tensor, k: Tensor
-    ) -> tuple[tuple[Tensor, Particles], tuple[Tensor, Particles]]:
+    ) -> tuple[Tensor, Tensor, Particles, Particles]:
         """Append a one for the offsets to queries and keys; add their particles."""
         if self.feature_map.imitates_softmax:
             scale = q.shape[-1] ** -0.25
@@ -102,7 +97,7 @@ class HeadParticles(NamedTuple):
             for x in (q, k)
         )
         for_queries, for_keys = self.positions.chunk(2, dim=-1)
-        return (q, Particles(for_queries)), (k, Particles(for_keys))
+        return q, k, Particles(for_queries), Particles(for_keys)
 
     def kernel(self, q: Tensor, k: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """Write out `phi(q_i) . phi(k_j)`."""
@@ -126,7 +121,7 @@ class HeadParticles(NamedTuple):
         q, k, values = (x.to(dtype) for x in (q, k, v))
         full = self.to(q)
         weight = key_log_weight(k, full.key_tilt, key_mask)
-        (q, for_queries), (k, for_keys) = full._sides(q, k)
+        q, k, for_queries, for_keys = full._operands(q, k)
         return kernel_attention(
             q,
             k,
@@ -205,10 +200,9 @@ class LinearisedHeads(nn.Module):
         self.num_heads, self.head_dim = num_heads, head_dim
         self.map_name = feature_map
         self.feature_map = as_positive_map(feature_map)
-        self.exact_heads = check_heads(exact_heads, num_heads)
-        self.learned_heads = tuple(
-            head for head in range(num_heads) if head not in self.exact_heads
-        )
+        self.exact_heads = _check_heads(exact_heads, num_heads)
+        learned = set(range(num_heads)) - set(self.exact_heads)
+        self.learned_heads = tuple(sorted(learned))
         rows = torch.zeros(num_heads, n_features, 2 * head_dim + 2)
         self.particles = nn.Parameter(rows, requires_grad=False)
         self.register_buffer("tilt", torch.zeros(num_heads, head_dim))
@@ -249,9 +243,8 @@ class LinearisedHeads(nn.Module):
             q[:, exact], k[:, exact], v[:, exact], attn_mask=mask
         )
         if learned:
-            operands = q[:, learned], k[:, learned], v[:, learned]
-            particles = self._head_particles(learned)
-            out[:, learned] = particles.attend(*operands, key_mask)
+            q, k, v = (x[:, learned] for x in (q, k, v))
+            out[:, learned] = self._head_particles(learned).attend(q, k, v, key_mask)
         return out
 
     def weights(self, q: Tensor, k: Tensor, key_mask: Tensor | None = None) -> Tensor:
@@ -283,7 +276,7 @@ class LinearisedHeads(nn.Module):
         return shown + (f", exact_heads={self.exact_heads}" if self.exact_heads else "")
 
 
-def check_heads(heads: Sequence[int], num_heads: int) -> tuple[int, ...]:
+def _check_heads(heads: Sequence[int], num_heads: int) -> tuple[int, ...]:
     """Sort the numbers of heads, or say which one there is not."""
     for head in heads:
         if check_count("keep_exact", head, at_least=0) >= num_heads:

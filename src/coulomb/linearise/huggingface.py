@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.linearise.heads import LinearisedHeads
-from coulomb.linearise.teacher import MODEL_TYPES, Stack, check_family, real_tokens
+from coulomb.linearise.teacher import MODEL_TYPES, Stack, real_tokens
 
 ATTENTION = "coulomb"
 """The name under which the attention function is registered with transformers."""
@@ -94,41 +94,37 @@ def _mask(
     return attention_mask[:, None, None, :kv_length].bool()
 
 
-class LinearisedMPNetSelfAttention(nn.Module):
-    """MPNet's self-attention with learned heads, without relative positions.
+@cache
+def _linearised_mpnet(base: Any) -> Any:
+    """Make the subclass of MPNet's self-attention that has learned heads.
 
     MPNet adds a bias of the relative position to the scores, which no product of
     features of one token each can express. Learned heads are taught rows with the bias
     and have none themselves; exact heads keep it.
     """
 
-    def __init__(self, attention: Any) -> None:
-        super().__init__()
-        self.num_attention_heads = attention.num_attention_heads
-        self.attention_head_size = attention.attention_head_size
-        self.q, self.k = attention.q, attention.k
-        self.v, self.o = attention.v, attention.o
-        self.dropout = attention.dropout
-
     def forward(
-        self,
+        self: Any,
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         position_bias: Tensor | None = None,
         output_attentions: bool = False,
         **_: Any,
     ) -> tuple[Tensor, ...]:
-        """Attend, with the arguments of MPNet's layer."""
         split = (self.num_attention_heads, self.attention_head_size)
         q, k, v = (
             part(hidden_states).unflatten(-1, split).transpose(1, 2)
             for part in (self.q, self.k, self.v)
         )
         mask = None if attention_mask is None else real_tokens(attention_mask)
-        heads: Any = self.coulomb
-        out = self.dropout(heads(q, k, v, mask, position_bias))
+        out = self.dropout(self.coulomb(q, k, v, mask, position_bias))
         joined = self.o(out.transpose(1, 2).flatten(2))
-        return (joined, heads.weights(q, k, mask)) if output_attentions else (joined,)
+        if not output_attentions:
+            return (joined,)
+        return joined, self.coulomb.weights(q, k, mask)
+
+    body = {"forward": forward, "__module__": __name__}
+    return type("LinearisedMPNetSelfAttention", (base,), body)
 
 
 def _no_position_bias(*_: object, **__: object) -> None:
@@ -165,7 +161,6 @@ def _config_class(base: Any) -> type[Any]:
 @cache
 def linearised_class(base: Any) -> Any:
     """Make the subclass of a model class that has learned heads."""
-    config_class = _config_class(base.config_class)
 
     def __init__(self: Any, config: Any, *arguments: Any, **options: Any) -> None:
         base.__init__(self, config, *arguments, **options)
@@ -174,7 +169,7 @@ def linearised_class(base: Any) -> Any:
 
     body = {
         "__init__": __init__,
-        "config_class": config_class,
+        "config_class": _config_class(base.config_class),
         "__doc__": f"`{base.__name__}` with linear attention.",
         "__module__": __name__,
     }
@@ -188,8 +183,7 @@ def _attach(model: nn.Module, settings: Mapping[str, Any]) -> None:
     for site, heads in zip(Stack(model).sites, exact, strict=True):
         layer: Any = site.module
         if type(layer).__name__ == "MPNetSelfAttention":
-            layer = LinearisedMPNetSelfAttention(layer)
-            model.set_submodule(site.name, layer)
+            layer.__class__ = _linearised_mpnet(layer.__class__)
         layer.coulomb = LinearisedHeads(
             site.num_heads, layer.attention_head_size, exact_heads=heads, **options
         )
@@ -204,7 +198,6 @@ def with_linearised_heads(
 ) -> Any:
     """Copy a model of transformers into its class with `LinearisedHeads`."""
     register()
-    check_family(model)
     base: Any = type(model)
     values = copy.deepcopy(model.config.to_dict())
     values.pop("model_type", None)

@@ -8,7 +8,7 @@ position biases) is caught once per batch and used for all.
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,7 +37,7 @@ MODEL_TYPES = ("bert", "roberta", "distilbert", "mpnet")
 _LONGEST = 512
 
 # The teacher's hidden states of all blocks; those of more texts are made again.
-KEPT_BYTES = 3 << 27
+_KEPT_BYTES = 3 << 27
 
 # A text of a plain function's tokenizer has about one token for so many characters.
 _CHARACTERS = 4
@@ -98,10 +98,9 @@ class Site:
     @property
     def num_heads(self) -> int:
         """How many heads it has."""
-        for name in ("num_attention_heads", "n_heads", "num_heads"):
-            if hasattr(self.module, name):
-                return int(getattr(self.module, name))
-        raise AttributeError(f"{type(self.module).__name__} tells no number of heads")
+        names = ("num_attention_heads", "n_heads", "num_heads")
+        found = (getattr(self.module, name, None) for name in names)
+        return int(next(filter(None, found)))
 
     @property
     def projections(self) -> list[nn.Module]:
@@ -114,10 +113,10 @@ def is_attention(module: nn.Module) -> bool:
     """Tell whether a module is self-attention that can be linearised, or was."""
     if isinstance(module, AbstractAttention):
         return hasattr(module, "coulomb")
-    ours_or_theirs = type(module).__module__.startswith(("transformers.", "coulomb."))
-    return type(module) is nn.MultiheadAttention or (
-        ours_or_theirs and type(module).__name__ in PROJECTIONS
-    )
+    kind = type(module)
+    ours_or_theirs = kind.__module__.startswith(("transformers.", "coulomb."))
+    known = ours_or_theirs and kind.__name__ in PROJECTIONS
+    return known or kind is nn.MultiheadAttention
 
 
 class _Reached(Exception):
@@ -135,22 +134,19 @@ class Stack(nn.Module):
     ['layers.0.self_attn', 'layers.1.self_attn', 'layers.2.self_attn']
     """
 
+    model: nn.Module  # the encoder the blocks belong to
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         name, self.blocks = _find_blocks(model)
-        # A tuple hides the model from torch: its parameters are not the stack's.
-        self._model = (model,)
+        # Hidden from torch: its parameters are not the stack's.
+        vars(self)["model"] = model
         self.sites = [
             Site(f"{name}.{number}.{inner}", module)
             for number, block in enumerate(self.blocks)
             for inner, module in block.named_modules()
             if is_attention(module)
         ]
-
-    @property
-    def model(self) -> nn.Module:
-        """The encoder the blocks belong to."""
-        return self._model[0]
 
     @property
     def batch_first(self) -> bool:
@@ -335,8 +331,21 @@ def as_teacher(model: nn.Module) -> Stack:
             f"`model` must be a torch module; got {type(model).__name__}. Load a saved "
             "one with transformers.AutoModel.from_pretrained."
         )
-    if is_pretrained(model):
-        check_family(model)
+    config: Any = model.config if is_pretrained(model) else None
+    kind = str(getattr(config, "model_type", ""))
+    if kind.startswith("coulomb-"):
+        raise ParameterError(
+            "`model` must have softmax attention; got one that is linearised already."
+        )
+    if config is not None and kind not in MODEL_TYPES:
+        raise ParameterError(
+            f"`model` must be of one of the families {FAMILIES}, or an "
+            f"encoder of torch.nn.MultiheadAttention; got {type(model).__name__}."
+        )
+    if getattr(config, "is_decoder", False):
+        raise ParameterError(
+            "`model` must be an encoder; got one with is_decoder=True."
+        )
     return Stack(model)
 
 
@@ -345,35 +354,18 @@ def is_pretrained(model: nn.Module) -> bool:
     return any(c.__name__ == "PreTrainedModel" for c in type(model).__mro__)
 
 
-def check_family(model: Any) -> None:
-    """Refuse models of transformers whose attention is something else."""
-    kind = str(getattr(model.config, "model_type", ""))
-    if kind.startswith("coulomb-"):
-        raise ParameterError(
-            "`model` must have softmax attention; got one that is linearised already."
-        )
-    if kind not in MODEL_TYPES:
-        raise ParameterError(
-            f"`model` must be of one of the families {FAMILIES}, or an "
-            f"encoder of torch.nn.MultiheadAttention; got {type(model).__name__}."
-        )
-    if getattr(model.config, "is_decoder", False):
-        raise ParameterError(
-            "`model` must be an encoder; got one with is_decoder=True."
-        )
-
-
+@dataclass(eq=False)
 class Recording:
     """What the blocks of an encoder make of some batches, one block after the other.
 
     Hidden states are kept of as many batches as there is room for.
     """
 
-    def __init__(
-        self, stack: Stack, batches: Sequence[Batch], most_bytes: int = KEPT_BYTES
-    ) -> None:
-        self.stack, self.batches, self.most_bytes = stack, batches, most_bytes
-        self.kept: list[list[Tensor]] = []
+    stack: Stack
+    batches: Sequence[Batch]
+    n_texts: int = 0
+    most_bytes: int = _KEPT_BYTES
+    kept: list[list[Tensor]] = field(default_factory=list)
 
     @torch.no_grad()
     def layers(self) -> Iterator[list[Rows]]:
@@ -400,28 +392,21 @@ class Recording:
         """Give the hidden states of a batch after every block, or make them again."""
         if number < len(self.kept) and len(self.kept[number]) == len(self.stack.blocks):
             return self.kept[number]
-        states: list[Tensor] = self.stack(*self.stack.begin(self.batches[number]))
-        return states
+        return list(self.stack(*self.stack.begin(self.batches[number])))
 
 
-class Corpus(NamedTuple):
-    """Batches to learn from, and batches to look at."""
-
-    fit: list[Batch]
-    held_out: list[Batch]
-    n_texts: int
-    n_held_out: int
-
-
-def make_corpus(
-    model: nn.Module,
+def record_texts(
+    teacher: Stack,
     tokenizer: Tokenizer,
     texts: Sequence[str],
     settings: "LineariseSettings",
     *,
     generator: torch.Generator,
-) -> Corpus:
-    """Draw texts, hold a tenth out, join some to long ones, and cut into batches."""
+) -> tuple[Recording, Recording]:
+    """Draw texts, hold a tenth out, join some to long ones, and cut into batches.
+
+    The first are to learn from, the second to look at.
+    """
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise ParameterTypeError(
             f"`texts` must be a sequence of strings; got {type(texts).__name__}."
@@ -431,7 +416,7 @@ def make_corpus(
         raise ParameterError(
             f"`texts` must have at least 4 texts that are not blank; got {len(texts)}."
         )
-    max_length = settings.max_length or longest_text(model)
+    max_length = settings.max_length or longest_text(teacher.model)
     order = torch.randperm(len(texts), generator=generator).tolist()
     sizes = _sizes(tokenizer, [texts[i] for i in order], max_length)
     kept: list[tuple[str, int]] = []
@@ -447,12 +432,15 @@ def make_corpus(
             f"{settings.max_tokens} for texts of up to {max(sizes)} tokens."
         )
     n_held = max(1, len(kept) // 10)
-    parts = []
+    recordings = []
     for part in (kept[n_held:], kept[:n_held]):
         mixed = _with_long_texts(part, max_length, settings.long_share)
         groups = _group_by_length(mixed, settings.batch_tokens)
-        parts.append([encode(tokenizer, group, max_length) for group in groups])
-    return Corpus(parts[0], parts[1], len(kept), n_held)
+        batches = [encode(tokenizer, group, max_length) for group in groups]
+        recordings.append(Recording(teacher, batches, len(part)))
+    if not settings.distil_steps:
+        recordings[0].most_bytes = 0  # nobody will ask for its states
+    return recordings[0], recordings[1]
 
 
 def longest_text(model: Any) -> int:
