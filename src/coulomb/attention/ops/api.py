@@ -11,22 +11,10 @@ Half-precision operands are computed in float32; the output has the precision of
 import torch
 from torch import Tensor
 
-from coulomb.attention.ops import traceable
+from coulomb.attention.ops import checks, traceable
 from coulomb.attention.ops.autograd import FusedAttention, cheaper_form
 from coulomb.attention.ops.blocked import BlockIndex, Problem
-from coulomb.attention.ops.checks import (
-    FeatureMap,
-    Given,
-    Inputs,
-    check_form,
-    check_inputs,
-    check_mask,
-    check_operands,
-    full_precision,
-    must_be_plain,
-    sequence_bounds,
-    working_dtype,
-)
+from coulomb.attention.ops.checks import FeatureMap, Given, Inputs, check_inputs
 from coulomb.features import Particles
 
 # A block has at least this many sequences times heads: fewer do not occupy the cores,
@@ -81,11 +69,11 @@ def linear_attention(
     >>> linear_attention(phi, phi, v, causal=True).flatten()
     tensor([1.0000, 1.5000, 3.0000])
     """
-    check_form(form)
-    check_operands(("phi_q", "phi_k", "v"), (phi_q, phi_k, v), causal=causal)
-    check_mask(key_mask, phi_k)
+    checks.check_form(form)
+    checks.check_operands(("phi_q", "phi_k", "v"), (phi_q, phi_k, v), causal=causal)
+    checks.check_mask(key_mask, phi_k)
     shape = phi_q.shape[1], phi_q.shape[-1], 0
-    none = torch.empty(shape, dtype=working_dtype(v), device=v.device)
+    none = torch.empty(shape, dtype=checks.working_dtype(v), device=v.device)
     operands = phi_q, phi_k, v, None, key_mask
     return _attend(Inputs(*operands, Particles(none), None, Given(), causal), form)
 
@@ -152,7 +140,7 @@ def kernel_attention(
     >>> kernel_attention(x, x, x, particles, "softmaxfeat").argmax(-1)
     tensor([[[0, 1, 2]]])
     """
-    check_form(form)
+    checks.check_form(form)
     options = key_mask, key_particles, key_log_weight
     inputs = check_inputs((q, k, v), particles, feature_map, *options, causal=causal)
     return _attend(inputs, form)
@@ -160,8 +148,8 @@ def kernel_attention(
 
 def _attend(inputs: Inputs, form: str) -> Tensor:
     q, k, v, _, key_mask = inputs[:5]
-    with full_precision(v):
-        if must_be_plain(v):
+    with checks.full_precision(v):
+        if checks.must_be_plain(v):
             return traceable.attend(inputs, quadratic=form == "quadratic")
         n_particles = inputs.particles.n_particles
         blocks = _batch_blocks(k, key_mask, n_particles)
@@ -226,8 +214,8 @@ def packed_attention(
     inputs = check_inputs(
         (q, k, v), particles, feature_map, None, *options, causal=causal, packed=True
     )
-    with full_precision(v):
-        if must_be_plain(v):
+    with checks.full_precision(v):
+        if checks.must_be_plain(v):
             if max_length is None:
                 max_length = int((cu_seqlens[1:] - cu_seqlens[:-1]).max())
             rows, mask = _padding(cu_seqlens[:-1], cu_seqlens[1:], max_length)
@@ -238,7 +226,7 @@ def packed_attention(
             tokens = torch.arange(len(inputs.q), device=q.device)
             owner = torch.searchsorted(cu_seqlens[1:], tokens, right=True)
             return out.transpose(1, 2)[owner, tokens - cu_seqlens[owner]]
-        bounds = sequence_bounds(cu_seqlens, q.shape[0])
+        bounds = checks.sequence_bounds(cu_seqlens, q.shape[0])
         blocks = _packed_blocks(bounds, q, inputs.particles.n_particles)
         return _run(inputs, "auto", blocks)
 

@@ -1,33 +1,15 @@
 """One autograd function for every form: blocks, their gradients, the particles'."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from coulomb.attention.ops import compiled
-from coulomb.attention.ops.block_maps import (
-    BlockMap,
-    Side,
-    Workspace,
-    block_map,
-    borrowed_workspace,
-)
-from coulomb.attention.ops.blocked import (
-    Block,
-    BlockIndex,
-    Gradients,
-    Problem,
-    Saved,
-    causal_backward,
-    causal_forward,
-    linear_backward,
-    linear_forward,
-    quadratic_backward,
-    quadratic_forward,
-)
+from coulomb.attention.ops import blocked, compiled
+from coulomb.attention.ops.block_maps import Side, Workspace, borrowed, make_map
+from coulomb.attention.ops.blocked import Block, BlockIndex, Gradients, Problem
 from coulomb.attention.ops.checks import full_precision
 from coulomb.features import Particles
 
@@ -44,21 +26,13 @@ def cheaper_form(n: int, m: int, n_features: int, dim_v: int) -> str:
     return "quadratic" if quadratic < (n + m) * n_features * dim_v else "linear"
 
 
-_Forward = Callable[[BlockMap, Block, Problem], Saved]
-_Backward = Callable[[BlockMap, Block, Saved, Gradients], None]
-
-
-def _choose(
-    problem: Problem, features: BlockMap, block: Block
-) -> tuple[_Forward, _Backward]:
+def _form(problem: Problem, block: Block, n_features: int) -> blocked.Form:
+    n, m, form = block.q.shape[2], block.k.shape[2], problem.form
     if problem.causal:
-        return causal_forward, causal_backward
-    (n, m), form = (x.shape[2] for x in block[:2]), problem.form
+        return blocked.CAUSAL
     if form == "auto":
-        form = cheaper_form(n, m, features.n_features, block.v.shape[3])
-    if form == "quadratic" and m > 0:
-        return quadratic_forward, quadratic_backward
-    return linear_forward, linear_backward
+        form = cheaper_form(n, m, n_features, block.v.shape[3])
+    return blocked.QUADRATIC if form == "quadratic" and m > 0 else blocked.LINEAR
 
 
 def _empty_output(q: Tensor, v: Tensor) -> Tensor:
@@ -96,15 +70,15 @@ class FusedAttention(torch.autograd.Function):
             ctx.state = compiled.forward(problem, operands, out)
         if ctx.state is None:
             ctx.state, sides = [], _sides(tensors)
-            with borrowed_workspace(positions.dtype, q.device) as work:
+            with borrowed(positions.dtype, q.device) as work:
                 for index in problem.blocks:
                     block = _block(tensors, key_mask, index, out, work)
-                    features = block_map(problem.feature_map, sides, work)
-                    run, _ = _choose(problem, features, block)
-                    saved = run(features, block, problem)
+                    features = make_map(problem.feature_map, sides, work)
+                    form = _form(problem, block, features.n_features)
+                    saved = form.forward(features, block, problem)
                     if not saved.exact and features.retry:
-                        features = BlockMap(problem.feature_map, sides, work, logs=True)
-                        saved = run(features, block, problem)._replace(logs=True)
+                        features = make_map(problem.feature_map, sides, work, logs=True)
+                        saved = form.forward(features, block, problem)
                     index.put(block.out, out)
                     ctx.state.append(saved)
         ctx.save_for_backward(key_mask, *tensors, out)
@@ -124,7 +98,7 @@ class FusedAttention(torch.autograd.Function):
         own = (None, None) if tensors[6] is None else sides[1].grads
         results = (None, None, *grads, *sides[0].grads, *own)
         dtype = sides[0].particles.positions.dtype
-        with full_precision(grad), borrowed_workspace(dtype, grad.device) as work:
+        with full_precision(grad), borrowed(dtype, grad.device) as work:
             if isinstance(ctx.state, compiled.Kept):
                 operands = *tensors[:3], tensors[4], key_mask
                 outputs = out, grad, grads[:3], sides[0].grads[0]
@@ -133,16 +107,16 @@ class FusedAttention(torch.autograd.Function):
             for index, saved in zip(problem.blocks, ctx.state, strict=True):
                 block = _block(tensors, key_mask, index, out, work)
                 parts = _sides(tensors, track=track)
-                features = block_map(
-                    problem.feature_map, parts, work, record=True, logs=saved.logs
-                )
+                options = {"record": True, "logs": saved.logs}
+                features = make_map(problem.feature_map, parts, work, **options)
                 targets = Gradients(*(index.take(x) for x in (grad, *grads)))
                 if index.mask is not None:
                     # At padding stands some other token, that would count twice.
                     padding = ~index.mask[:, None, :, None]
                     grad_out = targets.out.masked_fill(padding, 0)
                     targets = targets._replace(out=grad_out)
-                _choose(problem, features, block)[1](features, block, saved, targets)
+                form = _form(problem, block, features.n_features)
+                form.backward(features, block, saved, targets)
                 for target, whole in zip(targets[1:], grads, strict=True):
                     index.put(target, whole)
                 for side, part in zip(sides, parts, strict=True):
@@ -151,11 +125,7 @@ class FusedAttention(torch.autograd.Function):
 
 
 def _block(
-    tensors: Sequence[Any],
-    mask: Tensor | None,
-    index: BlockIndex,
-    out: Tensor,
-    work: Workspace,
+    tensors: Sequence[Any], mask: Any, index: BlockIndex, out: Tensor, work: Workspace
 ) -> Block:
     if index.rows is not None:
         mask = index.mask

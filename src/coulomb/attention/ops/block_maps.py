@@ -71,7 +71,7 @@ class Workspace:
 
 
 @contextmanager
-def borrowed_workspace(dtype: torch.dtype, device: torch.device) -> Iterator[Workspace]:
+def borrowed(dtype: torch.dtype, device: torch.device) -> Iterator[Workspace]:
     """Lend this thread's workspace, or a new one while it is lent already."""
     work: Workspace | None = getattr(_lent, "workspace", None)
     _lent.workspace = None
@@ -340,7 +340,7 @@ class ExponentialMap(BlockMap):
         return torch.mul(phi, factors, out=self.work.get("keys", *phi.shape))
 
 
-def block_map(
+def make_map(
     feature_map: AbstractFeatureMap,
     sides: tuple[Side, Side],
     work: Workspace,

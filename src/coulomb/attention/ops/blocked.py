@@ -12,6 +12,7 @@ with the same sums, and once backwards for the keys, with the sums of what comes
 Only the sums before every few blocks are stored.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -93,6 +94,13 @@ class Saved(NamedTuple):
     keys: list[tuple[Tensor, Tensor | None]] | None = None  # and the shift of each
     exact: bool = True  # whether nothing was lost to underflow
     logs: bool = False  # whether features were taken in logarithms
+
+
+class Form(NamedTuple):
+    """An order of the products, forwards and backwards."""
+
+    forward: Callable[[BlockMap, "Block", Problem], Saved]
+    backward: Callable[[BlockMap, "Block", Saved, Gradients], None]
 
 
 def _ranges(length: int, step: int) -> list[tuple[int, int]]:
@@ -314,7 +322,7 @@ def linear_forward(features: BlockMap, block: Block, problem: Problem) -> Saved:
         block.write_ratio(outputs, normaliser, start)
     exact = not features.retry or block.in_range(normaliser, causal=False)
     shifts = None if shift is None else [shift, shift]
-    return Saved(normaliser, sums, shifts=shifts, exact=exact)
+    return Saved(normaliser, sums, shifts=shifts, exact=exact, logs=features.logs)
 
 
 def linear_backward(
@@ -366,7 +374,8 @@ def quadratic_forward(features: BlockMap, block: Block, problem: Problem) -> Sav
         torch.bmm(products, rows.values, out=outputs)
         block.write_ratio(outputs, normaliser, start)
     exact = not features.retry or block.in_range(normaliser, causal=False)
-    return Saved(normaliser, shifts=None if shift is None else [shift], exact=exact)
+    shifts = None if shift is None else [shift]
+    return Saved(normaliser, shifts=shifts, exact=exact, logs=features.logs)
 
 
 def quadratic_backward(
@@ -471,9 +480,8 @@ def _causal_forward(
     if shifts or features.retry:
         # A row whose keys are all far below a later key of its block has lost digits.
         exact = block.in_range(normaliser, causal=True)
-    return Saved(
-        normaliser, shifts=shifts or None, triangle=triangle, states=states, exact=exact
-    )
+    about = shifts or None, triangle, states
+    return Saved(normaliser, None, None, *about, exact=exact, logs=features.logs)
 
 
 def causal_forward(features: BlockMap, block: Block, problem: Problem) -> Saved:
@@ -571,3 +579,8 @@ def _pull_causal_keys(
         grad_values[:, part].baddbmm_(phi_k[:, part], later.transpose(1, 2))
         later.baddbmm_(grad_rows[:, part].transpose(1, 2), phi_q[:, part])
     _write_key_gradients(grads, rows, pull(grad_phi), grad_values, each.start)
+
+
+LINEAR = Form(linear_forward, linear_backward)
+QUADRATIC = Form(quadratic_forward, quadratic_backward)
+CAUSAL = Form(causal_forward, causal_backward)

@@ -76,7 +76,7 @@ def check_inputs(
             )
         key_log_weight = key_log_weight.unsqueeze(-1)
     feature_map = as_feature_map(feature_map)
-    sides = side_particles(particles, key_particles, q.shape[1], q)
+    sides = side_particles(particles, key_particles, q)
     return Inputs(q, k, v, key_log_weight, key_mask, *sides, feature_map, causal)
 
 
@@ -148,13 +148,13 @@ def check_mask(key_mask: Tensor | None, k: Tensor) -> None:
 
 
 def side_particles(
-    particles: Particles, key_particles: Particles | None, heads: int, x: Tensor
+    particles: Particles, key_particles: Particles | None, x: Tensor
 ) -> tuple[Particles, Particles | None]:
     """Give every head what its queries and, if that differs, what its keys meet."""
-    queries = head_particles(particles, heads, x)
+    queries = head_particles(particles, x)
     if key_particles is None:
         return queries, None
-    keys = head_particles(key_particles, heads, x)
+    keys = head_particles(key_particles, x)
     if keys.n_particles != queries.n_particles:
         raise ParameterError(
             "`key_particles` must be as many as `particles`; got "
@@ -163,11 +163,11 @@ def side_particles(
     return queries, keys
 
 
-def head_particles(particles: Particles, heads: int, x: Tensor) -> Particles:
+def head_particles(particles: Particles, x: Tensor) -> Particles:
     """Give every head its particles, in the working precision."""
     positions, phases = particles
     _check_float("particles.positions", positions, "", positions.dim())
-    dim = x.shape[-1]
+    heads, dim = x.shape[1], x.shape[-1]
     if positions.dim() not in (2, 3) or positions.shape[-1] != dim:
         raise ParameterError(
             "`particles.positions` must have shape (heads, n_particles, dim) or "

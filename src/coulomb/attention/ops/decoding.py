@@ -8,16 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from coulomb._support.errors import ParameterError
-from coulomb.attention.ops import compiled, traceable
+from coulomb.attention.ops import checks, compiled, traceable
 from coulomb.attention.ops.block_maps import ABSENT
-from coulomb.attention.ops.checks import (
-    FeatureMap,
-    check_mask,
-    check_operands,
-    full_precision,
-    head_particles,
-    side_particles,
-)
+from coulomb.attention.ops.checks import FeatureMap
 from coulomb.features import AbstractFeatureMap, Particles, as_feature_map
 
 
@@ -125,16 +118,16 @@ def prefill(
     >>> state.normaliser  # five keys of 1/2 each
     tensor([[[2.5000, 2.5000, 2.5000, 2.5000]]])
     """
-    check_operands(("k", "k", "v"), (k, k, v))
-    check_mask(key_mask, k)
+    checks.check_operands(("k", "k", "v"), (k, k, v))
+    checks.check_mask(key_mask, k)
     feature_map = as_feature_map(feature_map)
-    with full_precision(k):
+    with checks.full_precision(k):
         if state is None:
             batch, heads, _, dim_v = v.shape
             state = init_state(
                 particles, feature_map, batch=batch, heads=heads, dim_v=dim_v
             )
-        particles = head_particles(particles, k.shape[1], k)
+        particles = checks.head_particles(particles, k)
         dtype = particles.positions.dtype
         if key_mask is not None:
             k = k.masked_fill(~key_mask[:, None, :, None], 0)
@@ -201,8 +194,10 @@ def decode_step(
             f"{tuple(q_t.shape)}, {tuple(k_t.shape)} and {tuple(v_t.shape)}."
         )
     feature_map = as_feature_map(feature_map)
-    with full_precision(q_t):
-        queries, keys = side_particles(particles, key_particles, q_t.shape[1], q_t)
+    with checks.full_precision(q_t):
+        queries, keys = checks.side_particles(
+            particles, key_particles, q_t.shape[1], q_t
+        )
         token, positions = (q_t, k_t, v_t), queries.positions
         if keys is None and compiled.decodes(feature_map, *token, positions, *state):
             out, after = compiled.decode(feature_map, token, positions, state)

@@ -9,12 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from coulomb.attention.ops.checks import (
-    FeatureMap,
-    check_inputs,
-    check_mask,
-    sequence_bounds,
-)
+from coulomb.attention.ops import checks
+from coulomb.attention.ops.checks import FeatureMap, check_inputs
 from coulomb.attention.ops.traceable import feature_pair
 from coulomb.features import Particles
 
@@ -53,7 +49,7 @@ def attention_weights(
     tensor([[[[1.0000, 0.0000],
               [0.5000, 0.5000]]]])
     """
-    check_mask(key_mask, phi_k)
+    checks.check_mask(key_mask, phi_k)
     return _normalised(phi_q @ phi_k.transpose(-1, -2), key_mask, causal)
 
 
@@ -228,7 +224,7 @@ def packed_attention(
     torch.Size([3, 1, 2])
     """
     outputs = []
-    for start, stop in sequence_bounds(cu_seqlens, q.shape[0]):
+    for start, stop in checks.sequence_bounds(cu_seqlens, q.shape[0]):
         a, b, c = (x[start:stop].transpose(0, 1).unsqueeze(0) for x in (q, k, v))
         weight = key_log_weight
         if weight is not None:
