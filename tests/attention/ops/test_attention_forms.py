@@ -49,7 +49,7 @@ def test_equals_its_twin_in_value_and_gradient(name, form, causal, masked):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", MAPS)
-def test_equals_its_twin_over_several_blocks_and_slabs(name, causal):
+def test_equals_its_twin_over_several_blocks_of_rows(name, causal):
     case = make_case(name, **SEVERAL_BLOCKS)
     options = {"key_mask": padding(case), "causal": causal}
     ours = gradients(call(kernel_attention, name), case, form="linear", **options)
@@ -205,7 +205,7 @@ def test_shapes_without_numbers(name, causal):
 
 
 @pytest.mark.parametrize("name", ["softmaxfeat", "favor", "cos2"])
-def test_many_short_sequences_share_a_slab(name):
+def test_many_short_sequences_share_a_block(name):
     """One far longer key in one of them changes nothing in the others."""
     case = make_case(name, batch=40, n=6)
     case.k[3, :, 2] *= 1e3

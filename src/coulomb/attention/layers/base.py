@@ -16,7 +16,7 @@ from torch.nn import functional
 from coulomb._support.checks import Registry, check_count, check_real
 from coulomb._support.errors import ParameterError, ParameterTypeError, unknown_name
 from coulomb._support.streams import make_generator
-from coulomb.attention.ops.checks import must_be_plain
+from coulomb.attention.ops.checks import must_be_traceable
 
 if TYPE_CHECKING:
     from coulomb.attention.encoder.dropout import Dropout, LayerDropout
@@ -118,7 +118,7 @@ def _blocked(name: str, mask: Tensor) -> Tensor:
             f"seen); got {mask.dtype}."
         )
     blocked = mask <= torch.finfo(mask.dtype).min
-    if not must_be_plain(mask) and bool(mask.masked_fill(blocked, 0).any()):
+    if not must_be_traceable(mask) and bool(mask.masked_fill(blocked, 0).any()):
         raise ParameterError(
             f"`{name}` must hold nothing but 0 and -inf; got other numbers, and a bias "
             "of the attention cannot be added without its matrix."
@@ -136,7 +136,7 @@ def causal_from_mask(attn_mask: Tensor | None, n: int, m: int) -> bool:
     """
     if attn_mask is None:
         return False
-    if must_be_plain(attn_mask):
+    if must_be_traceable(attn_mask):
         raise ParameterError(
             "`attn_mask` cannot be read while a model is compiled, exported or mapped; "
             "pass is_causal=True, or construct the layer with causal=True."

@@ -18,7 +18,7 @@ from coulomb.attention.layers.base import (
     attention_layers,
 )
 from coulomb.attention.layers.kernel import AbstractFeatureAttention
-from coulomb.attention.ops.checks import must_be_plain
+from coulomb.attention.ops.checks import must_be_traceable
 from coulomb.dynamics.initial import Orthogonal
 from coulomb.features import (
     SOFTMAX_KERNEL_MAP,
@@ -316,7 +316,7 @@ class Linformer(AbstractAttention):
                 "`is_causal` must be False for Linformer, which mixes all positions; "
                 "got True. Use KernelAttention, Performer or SoftmaxAttention."
             )
-        if not must_be_plain(k) and length > self.max_length:
+        if not must_be_traceable(k) and length > self.max_length:
             raise ParameterError(
                 f"`key` must have at most max_length = {self.max_length} tokens; got "
                 f"{length}."

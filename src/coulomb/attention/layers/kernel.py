@@ -21,7 +21,7 @@ from coulomb.attention.layers.base import (
     real_keys,
 )
 from coulomb.attention.ops.api import kernel_attention, packed_attention
-from coulomb.attention.ops.checks import must_be_plain
+from coulomb.attention.ops.checks import must_be_traceable
 from coulomb.attention.ops.decoding import (
     AttentionState,
     decode_step,
@@ -107,7 +107,7 @@ class AbstractFeatureAttention(AbstractAttention):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, *, causal: bool
     ) -> Tensor:
-        if not must_be_plain(q):
+        if not must_be_traceable(q):
             self.count_pass()
         keys = self.as_key_particles()
         operands = q, k, v, *self.kernel(), key_mask

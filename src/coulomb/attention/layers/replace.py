@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from coulomb._support.errors import ParameterError, unknown_name
 from coulomb.attention.layers.base import Seed, as_generator, options_of
 from coulomb.attention.layers.kernel import KernelAttention
-from coulomb.attention.ops.checks import must_be_plain
+from coulomb.attention.ops.checks import must_be_traceable
 
 __all__ = ["TransformersAttention", "replace_attention"]
 
@@ -222,7 +222,7 @@ def _padding(mask: Tensor | None, *, causal: bool) -> Tensor | None:
     if mask.is_floating_point():
         seen = mask > torch.finfo(mask.dtype).min / 2
     keys = seen[:, :1, -1:]  # (batch, 1, 1, length): the last query sees every token
-    if mask.stride(2) and mask.shape[2] > 1 and not must_be_plain(mask):
+    if mask.stride(2) and mask.shape[2] > 1 and not must_be_traceable(mask):
         rows = torch.ones_like(seen[0, 0])
         expected = keys & rows.tril() if causal else keys & rows
         if not torch.equal(seen, expected.expand_as(seen)):

@@ -149,7 +149,7 @@ def kernel_attention(
 def _attend(inputs: Inputs, form: str) -> Tensor:
     q, k, v, _, key_mask = inputs[:5]
     with checks.full_precision(v):
-        if checks.must_be_plain(v):
+        if checks.must_be_traceable(v):
             return traceable.attend(inputs, quadratic=form == "quadratic")
         n_particles = inputs.particles.n_particles
         blocks = _batch_blocks(k, key_mask, n_particles)
@@ -215,7 +215,7 @@ def packed_attention(
         (q, k, v), particles, feature_map, None, *options, causal=causal, packed=True
     )
     with checks.full_precision(v):
-        if checks.must_be_plain(v):
+        if checks.must_be_traceable(v):
             if max_length is None:
                 max_length = int((cu_seqlens[1:] - cu_seqlens[:-1]).max())
             rows, mask = _padding(cu_seqlens[:-1], cu_seqlens[1:], max_length)

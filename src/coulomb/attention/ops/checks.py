@@ -200,7 +200,7 @@ def working_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def must_be_plain(x: Tensor) -> bool:
+def must_be_traceable(x: Tensor) -> bool:
     """Say whether someone is tracing or transforming the present call."""
     return (
         x.is_meta

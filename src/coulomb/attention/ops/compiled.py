@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coulomb.attention.ops.blocked import Problem
-from coulomb.attention.ops.checks import must_be_plain
+from coulomb.attention.ops.checks import must_be_traceable
 from coulomb.features import AbstractFeatureMap
 from coulomb.kernels import available
 from coulomb.kernels.threads import over_torch_threads, threads_for
@@ -177,7 +177,7 @@ def decodes(feature_map: AbstractFeatureMap, *tensors: Tensor) -> bool:
         return False
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return False
-    if must_be_plain(tensors[0]) or any(x.dtype != torch.float32 for x in tensors):
+    if must_be_traceable(tensors[0]) or any(x.dtype != torch.float32 for x in tensors):
         return False
     return _knows(feature_map)
 

@@ -195,9 +195,7 @@ def decode_step(
         )
     feature_map = as_feature_map(feature_map)
     with checks.full_precision(q_t):
-        queries, keys = checks.side_particles(
-            particles, key_particles, q_t.shape[1], q_t
-        )
+        queries, keys = checks.side_particles(particles, key_particles, q_t)
         token, positions = (q_t, k_t, v_t), queries.positions
         if keys is None and compiled.decodes(feature_map, *token, positions, *state):
             out, after = compiled.decode(feature_map, token, positions, state)
