@@ -1,7 +1,6 @@
 """The controls find what was learned, and what was not, and why."""
 
 import json
-import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from align_cases import TinyModel, marked_batches, marked_model, random_batches
 from torch import nn
 
-from coulomb._support.stats import prediction_p_value
 from coulomb.attention.align.diagnosis import BLIND, diagnose, label_cosines, run_twin
 from coulomb.attention.align.run import align
 from coulomb.attention.align.settings import PAPER
@@ -177,20 +175,6 @@ def test_layers_and_heads_are_told_apart():
         assert groups.shape == (2, 2)
         assert groups.isfinite().all()
     assert "cosine" in found.summary()
-
-
-def test_a_prediction_interval_errs_as_often_as_it_says():
-    """2000 draws at 5 %: four standard errors are 0.02."""
-    generator = torch.Generator().manual_seed(0)
-    draws = torch.randn(2000, 6, generator=generator, dtype=torch.float64).tolist()
-    wrong = sum(prediction_p_value(row[0], row[1:]) < 0.05 for row in draws)
-    four_errors = 4 * math.sqrt(0.05 * 0.95 / 2000)
-    assert abs(wrong / 2000 - 0.05) < four_errors
-
-
-def test_no_spread():
-    assert prediction_p_value(1.0, [0.5, 0.5]) == 0
-    assert prediction_p_value(0.5, [0.5, 0.5]) == 1
 
 
 def test_mistakes_are_named(learned):

@@ -3,8 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from coulomb._support.errors import ParameterError
-from coulomb._support.stats import Difference, fit_power_law
+from coulomb._support.stats import Difference
 from coulomb.experiments import load_experiments
 from coulomb.experiments.records import Record, job_key
 from coulomb.experiments.runner import write_sample
@@ -88,19 +87,6 @@ def test_distinct_needs_two_errors():
     assert Difference(0.03, 0.01, 10).distinct
     assert not Difference(0.015, 0.01, 10).distinct
     assert not Difference(0.5, math.nan, 1).distinct
-
-
-def test_power_laws_are_found_again_with_their_interval():
-    """The 95 % interval covers the exponent in most of 200 draws (s.e. 1.5 %)."""
-    rng = np.random.default_rng(0)
-    n = np.array([100, 500, 1000, 2000, 4000, 10_000])
-    covered = 0
-    for _ in range(200):
-        law = fit_power_law(n, 0.01 * n**0.7 * np.exp(0.2 * rng.normal(size=6)))
-        covered += law.low < 0.7 < law.high
-    assert abs(covered / 200 - 0.95) < 3 * math.sqrt(0.95 * 0.05 / 200)
-    with pytest.raises(ParameterError, match="at least 3 sizes"):
-        fit_power_law([1, 2], [1.0, 2.0])
 
 
 def test_tables_of_a_sample_folder(tmp_path):

@@ -3,9 +3,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import wasserstein_distance
 
 from coulomb._support.errors import ParameterError
-from coulomb._support.stats import fit_line, fit_power
 from coulomb.interactions import Riesz
 from coulomb.theory import (
     Disc,
@@ -14,6 +16,7 @@ from coulomb.theory import (
     MeanField,
     equilibrium,
     kernel_observable,
+    line_distances,
     mean_field_gap,
     stationary_law,
     wall_bias,
@@ -163,16 +166,44 @@ def test_gibbs_density_is_the_limit_of_small_steps():
     assert law.masses @ law.nodes == pytest.approx(rest @ GRID.centres[:, 0], abs=1e-3)
 
 
-def test_fits_recover_lines_with_their_errors(rng):
-    """The pull of the slope over many fits has mean 0 and variance 1."""
-    x, errors = np.arange(6.0), np.full(6, 0.3)
-    pulls = []
-    for _ in range(400):
-        fit = fit_line(x, 2 * x - 1 + 0.3 * rng.normal(size=6), errors)
-        pulls.append((fit.slope - 2) / fit.standard_error)
-    assert abs(np.mean(pulls)) < 5 / math.sqrt(400)
-    assert np.var(pulls) < 1.15  # errors grow with the misfit, never shrink
-    n = np.array([1.0, 2.0, 4.0, 8.0])
-    assert fit_power(n, 3 * n**-0.5, 0.1 * n**-0.5).slope == pytest.approx(-0.5)
-    with pytest.raises(ParameterError, match="at least 4 values"):
-        fit_line(n[:3], n[:3], n[:3], nuisance=n[:3] ** 2)
+def test_one_particle_against_the_uniform_law():
+    grid = Interval(0, 1, 7)
+    gap = line_distances(np.array([0.5]), grid, grid.uniform())
+    assert gap.first == pytest.approx(0.25)
+    assert gap.second == pytest.approx(np.sqrt(1 / 12))
+
+
+def test_particles_in_the_middle_of_equal_shares_are_nearest():
+    grid, n = Interval(-1, 1, 50), 10
+    places = -1 + 2 * (np.arange(n) + 0.5) / n
+    gap = line_distances(places, grid, grid.uniform())
+    assert gap.first == pytest.approx(2 / n / 4)
+    assert gap.second == pytest.approx(2 / n / np.sqrt(12))
+
+
+@given(st.integers(1, 30), st.integers(0, 10**6))
+def test_first_distance_agrees_with_scipy_on_a_fine_sample(n, seed):
+    rng = np.random.default_rng(seed)
+    grid = Interval(-2, 1, 12)
+    density = rng.random(12)
+    density[rng.random(12) < 0.3] = 0
+    density = grid.normalise(density + 1e-12)
+    points = rng.uniform(-2, 1, n)
+    fine = grid.edges[:-1, None] + grid.spacing[0] * (np.arange(200) + 0.5) / 200
+    weights = np.repeat(density, 200)
+    expected = wasserstein_distance(points, fine.ravel(), None, weights)
+    found = line_distances(points, grid, density)
+    assert found.first == pytest.approx(expected, abs=grid.spacing[0] / 200)
+    assert found.second >= found.first - 1e-12
+
+
+def test_empty_cells_make_the_quantiles_jump():
+    grid = Interval(0, 4, 4)
+    density = np.array([0.5, 0.0, 0.0, 0.5])
+    gap = line_distances(np.array([0.5, 3.5]), grid, density)
+    assert gap.first == pytest.approx(0.25)
+
+
+def test_only_on_the_line():
+    with pytest.raises(ParameterError, match="Interval"):
+        line_distances(np.zeros(2), Disc(1.0, 8), Disc(1.0, 8).uniform())

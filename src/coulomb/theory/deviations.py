@@ -30,6 +30,8 @@ from coulomb.theory.importance import (
 )
 from coulomb.theory.system import Function, MeanField
 
+Watch = Callable[[int], None]
+
 
 @dataclass(frozen=True)
 class Scaling:
@@ -384,9 +386,6 @@ def tail_probability(
         math.hypot(tail.standard_error, normaliser.standard_error),
         min(tail.effective_size, normaliser.effective_size),
     )
-
-
-Watch = Callable[[int], None]
 
 
 class DeviationCurve(NamedTuple):

@@ -17,6 +17,8 @@ from coulomb.interactions import AbstractInteraction, AbstractPairSum, PairField
 from coulomb.theory.grids import AbstractBoxGrid, AbstractGrid, FloatArray
 from coulomb.theory.system import MeanField
 
+# The acceptance at which Langevin proposals are most efficient in many dimensions.
+BEST_ACCEPTANCE = 0.574
 # Pairs held at once: few enough to stay in the cache.
 _PAIRS = 1 << 17
 

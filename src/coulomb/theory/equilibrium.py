@@ -19,6 +19,9 @@ from coulomb.theory.grids import FloatArray
 from coulomb.theory.pair_sums import ConvolutionSum
 from coulomb.theory.system import MeanField
 
+# Up to this many cells a dense Cholesky factor beats conjugate gradients.
+_DENSE = 2048
+
 
 class Equilibrium(NamedTuple):
     """A minimiser of the free energy."""
@@ -141,10 +144,6 @@ def _newton_change(
     operator = linalg.LinearOperator((masses.size,) * 2, matvec=apply, dtype=float)
     change, _ = linalg.gmres(operator, residual, rtol=1e-6, restart=60, maxiter=4)
     return np.asarray(change)
-
-
-# Up to this many cells a dense Cholesky factor beats conjugate gradients.
-_DENSE = 2048
 
 
 def equilibrium(system: MeanField, *, tolerance: float = 1e-10) -> Equilibrium:

@@ -25,6 +25,8 @@ from coulomb._support.errors import DivergedError, ParameterError
 from coulomb.theory.grids import AbstractGrid, FloatArray
 from coulomb.theory.system import MeanField
 
+Watch = Callable[[float, FloatArray], None]
+
 
 def bernoulli(x: FloatArray) -> FloatArray:
     """Evaluate `B(x) = x / (e^x - 1)`.
@@ -253,9 +255,6 @@ class Flow(NamedTuple):
     def last(self) -> FloatArray:
         """The last density."""
         return np.asarray(self.densities[-1])
-
-
-Watch = Callable[[float, FloatArray], None]
 
 
 class _Recorder:

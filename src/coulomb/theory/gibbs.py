@@ -15,7 +15,7 @@ from torch import Tensor
 from coulomb._support.checks import check_count, check_real
 from coulomb._support.errors import ParameterError
 from coulomb.dynamics.metropolis import LogLaw, metropolis_move
-from coulomb.theory.ensembles import draw_independent, gibbs_law, width
+from coulomb.theory.ensembles import BEST_ACCEPTANCE, draw_independent, gibbs_law, width
 from coulomb.theory.grids import FloatArray
 from coulomb.theory.system import MeanField
 
@@ -104,10 +104,6 @@ def effective_sample_size(values: FloatArray) -> float:
     falling = np.minimum.accumulate(pairs[:stop])
     time = max(2 * float(falling.sum()) - 1, 1e-12)
     return float(min(chains * draws / time, most))
-
-
-# The acceptance at which Langevin proposals are most efficient in many dimensions.
-_BEST_ACCEPTANCE = 0.574
 
 
 @dataclass(frozen=True)
@@ -276,7 +272,7 @@ class _Ladder:
             self._moved += share
             self._moves += 1
             if tune:
-                self._log_steps += 0.1 * (share - _BEST_ACCEPTANCE)
+                self._log_steps += 0.1 * (share - BEST_ACCEPTANCE)
         self._exchange()
 
     def _exchange(self) -> None:

@@ -18,7 +18,13 @@ from torch import Tensor
 from coulomb._support.checks import check_count
 from coulomb._support.errors import ParameterError
 from coulomb.dynamics.metropolis import Law, LogLaw, metropolis_move
-from coulomb.theory.ensembles import CellLookup, draw_independent, gibbs_law, width
+from coulomb.theory.ensembles import (
+    BEST_ACCEPTANCE,
+    CellLookup,
+    draw_independent,
+    gibbs_law,
+    width,
+)
 from coulomb.theory.grids import FloatArray
 from coulomb.theory.system import Function, MeanField
 
@@ -119,7 +125,7 @@ def weighted_configurations(
                 law, positions, now, step, system.grid.domain, generator=generator
             )
             share = float(accepted.double().mean())
-            step = step * math.exp(0.5 * (share - 0.574))
+            step = step * math.exp(0.5 * (share - BEST_ACCEPTANCE))
         goal, start = goal_law(positions), start_law(positions)
     return Weighted(positions, weights.numpy())
 
