@@ -26,9 +26,12 @@ _N_PARTS = 2  # texts of a pair
 Weights = Callable[[Tensor, Tensor], Tensor]
 
 _POOLINGS = ("cls", "mean")
-_POSITIONS = ("learned", "parts", "none")
-_NORMS = ("post", "pre")
-_HEADS = ("sequence", "token")
+_CHOICES = {
+    "positions": ("learned", "parts", "none"),
+    "norm": ("post", "pre"),
+    "head": ("sequence", "token"),
+}
+_COUNTS = "vocab_size n_classes n_layers width n_heads ffn_width max_length"
 
 
 @dataclass(frozen=True)
@@ -82,16 +85,10 @@ class EncoderSettings:
     head: str = "sequence"
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "n_classes", "n_layers", "width", "n_heads"):
-            check_count(name, getattr(self, name))
-        for name in ("ffn_width", "max_length"):
+        for name in _COUNTS.split():
             check_count(name, getattr(self, name))
         check_real("dropout", self.dropout, at_least=0, below=1)
-        for name, known in (
-            ("positions", _POSITIONS),
-            ("norm", _NORMS),
-            ("head", _HEADS),
-        ):
+        for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 raise unknown_name(name, getattr(self, name), known)
         self._check_pooling()

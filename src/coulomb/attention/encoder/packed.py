@@ -114,8 +114,7 @@ class PackedHeads:
     pool: str = "mean"
 
     def __post_init__(self) -> None:
-        if self.pool not in _POOLS:
-            raise unknown_name("pool", self.pool, _POOLS)
+        feature_function("heads", self.pool)  # refuses a pool that there is not
 
     def __call__(
         self, model: nn.Module, parameters: dict[str, Tensor], batch: Any
