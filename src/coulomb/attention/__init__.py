@@ -1,8 +1,8 @@
 """Linear attention with learnable kernels."""
 
 from coulomb.attention.align.diagnosis import Diagnosis, diagnose
+from coulomb.attention.align.problem import PAPER, AlignmentSettings
 from coulomb.attention.align.run import AlignmentResult, CrossEntropy, align
-from coulomb.attention.align.settings import PAPER, AlignmentSettings
 from coulomb.attention.encoder.encoder import EncoderSettings, KernelEncoder
 from coulomb.attention.layers.base import AbstractAttention, attention_layers
 from coulomb.attention.layers.baselines import Linformer, Performer, SoftmaxAttention

@@ -24,10 +24,11 @@ from coulomb.attention.align.problem import (
     NoAlignment,
     Problem,
 )
-from coulomb.attention.align.run import AlignmentResult, drift_sentence
-from coulomb.attention.align.sampler import (
+from coulomb.attention.align.run import (
+    AlignmentResult,
     BatchedSampler,
     DriftStats,
+    drift_sentence,
     root_mean_square,
 )
 from coulomb.attention.align.scores import (

@@ -9,10 +9,9 @@ from torch import nn
 from torch.nn import functional
 
 from coulomb._support.errors import ParameterError
-from coulomb.attention.align.problem import build_problem
+from coulomb.attention.align.problem import AlignmentSettings, build_problem
 from coulomb.attention.align.run import align
 from coulomb.attention.align.scores import Likelihood, Rows
-from coulomb.attention.align.settings import AlignmentSettings
 from coulomb.features import Particles
 
 FLOW = {"sampler": "adam", "inverse_temperature": math.inf, "strength": 0.0}

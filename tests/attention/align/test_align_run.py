@@ -14,10 +14,13 @@ from align_cases import (
 from torch import nn
 
 from coulomb._support.streams import make_generator
-from coulomb.attention.align.problem import MOVES, build_problem
-from coulomb.attention.align.run import CrossEntropy, align
-from coulomb.attention.align.sampler import batch_of_step
-from coulomb.attention.align.settings import PAPER, AlignmentSettings
+from coulomb.attention.align.problem import (
+    MOVES,
+    PAPER,
+    AlignmentSettings,
+    build_problem,
+)
+from coulomb.attention.align.run import CrossEntropy, align, batch_of_step
 from coulomb.domains import Ball
 from coulomb.dynamics import loop
 from coulomb.dynamics.langevin import Annealed, ProjectedLangevin
