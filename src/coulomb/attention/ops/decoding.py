@@ -35,11 +35,12 @@ class AttentionState(NamedTuple):
         """`z = sum_j phi(k_j)`, shape `(batch, heads, n_features)`."""
         return self.sums[..., -1, :]
 
-    def raised(self, exponents: Tensor) -> "AttentionState":
-        """Give the same state at a shift that is nowhere below `exponents`."""
-        higher = torch.maximum(self.shift, exponents)
-        factors = (self.shift - higher).exp().unsqueeze(2)
-        return AttentionState(self.sums * factors, higher)
+
+def _raise_shift(state: AttentionState, exponents: Tensor) -> AttentionState:
+    # The same state at a shift that is nowhere below the exponents.
+    higher = torch.maximum(state.shift, exponents)
+    factors = (state.shift - higher).exp().unsqueeze(2)
+    return AttentionState(state.sums * factors, higher)
 
 
 def init_state(
@@ -136,7 +137,7 @@ def prefill(
         if feature_map.needs_shift:
             if key_mask is not None:
                 phi = phi.masked_fill(~key_mask[:, None, :, None], ABSENT)
-            state = state.raised(phi.detach().amax(dim=2))
+            state = _raise_shift(state, phi.detach().amax(dim=2))
             phi = (phi - state.shift.unsqueeze(2)).exp()
         sums = state.sums + values.transpose(-1, -2) @ phi
         return AttentionState(sums, state.shift)
@@ -209,7 +210,7 @@ def decode_step(
             query = evaluate(rows[:, :, :1], queries).squeeze(2)
             key = evaluate(rows[:, :, 1:], keys).squeeze(2)
         if feature_map.needs_shift:
-            state = state.raised(key.detach())
+            state = _raise_shift(state, key.detach())
             query, key = (query + state.shift).softmax(-1), (key - state.shift).exp()
         sums = torch.addcmul(state.sums, values.unsqueeze(-1), key.unsqueeze(2))
         # A product and a sum: BLAS is slow for batches of matrices times one vector.

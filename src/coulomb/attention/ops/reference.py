@@ -79,10 +79,12 @@ def kernel_weights(
     ----------
     q, k
         Queries `(batch, heads, n, dim)` and keys `(batch, heads, m, dim)`.
-    particles, feature_map, key_particles, key_log_weight
+    particles, feature_map
         As in `kernel_attention`.
     key_mask
         Shape `(batch, m)`, True = real token; None if all are.
+    key_particles, key_log_weight
+        As in `kernel_attention`.
     causal
         Whether query i sees the keys j <= i only.
 
