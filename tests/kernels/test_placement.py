@@ -5,7 +5,7 @@ import pytest
 
 numba = pytest.importorskip("numba")
 
-from coulomb.kernels import attention_rows, decode, particle_loops  # noqa: E402
+from coulomb.kernels import causal, linear, particle_loops  # noqa: E402
 from coulomb.kernels import packed_attention as packed  # noqa: E402
 
 # Beyond any product of vector lanes and interleaved vectors: 16 lanes four times is 64.
@@ -15,16 +15,15 @@ GAPS = (0, 1, 8, 20, 33, 65, 130, 500)
 
 @numba.njit
 def step(old, factors, q, k, value, new):
-    return decode._step(old, factors, q, k, value, new)
+    return causal._step(old, factors, q, k, value, new)
 
 
 @numba.njit
-def grad_rows(out, grad, dim, row, dots):
-    strides = (0, 0, dim)
-    inverses = np.full(1, np.float32(1 / 3))
-    attention_rows.grad_rows(
-        (out, strides), (grad, strides), (0, 0), inverses, 1, dim, (row, dots)
-    )
+def grad_rows(out, grad, row, dots):
+    dim, inverses = len(out), np.full(1, np.float32(1 / 3))
+    given, pulled = linear.rows_at(out, 0, dim), linear.rows_at(grad, 0, dim)
+    rows = linear.rows_at(row, 0, dim)
+    linear.grad_rows(given, pulled, inverses, dim, rows, dots)
 
 
 @numba.njit
@@ -34,16 +33,15 @@ def weigh(row, weights, n, out):
 
 @numba.njit
 def query_row(row, z):
-    return attention_rows.query_row(row, 0, len(z), z)
+    return linear.query_row(row, z)
 
 
 @numba.njit
 def slopes(features, grad_z, slope, totals):
-    ones = np.ones(1, np.float32)
-    n = len(features)
-    attention_rows.key_slopes(
-        False, np.float32(1), features, 0, n, 1, ones, grad_z, slope, totals
-    )
+    ones, n = np.ones(1, np.float32), len(features)
+    rows, target = linear.rows_at(features, 0, n), linear.rows_at(slope, 0, n)
+    one = np.float32(1)
+    linear.key_slopes(False, one, rows, n, ones, grad_z, target, totals)
 
 
 @numba.njit
@@ -83,7 +81,7 @@ def test_gradients_of_ratios(width):
         for gap in GAPS:
             near, row = beside(grad, gap)
             dots = np.zeros(1, np.float32)
-            grad_rows(out, near, width, row, dots)
+            grad_rows(out, near, row, dots)
             found.append((float(dots[0]), row.tobytes()))
         only(found)
 

@@ -1,40 +1,19 @@
 """Compiled causal attention: a query sees the keys up to its own position.
 
 Also the quadratic form of short sequences, in which one block is all there is and the
-whole *square* of products takes the place of the lower triangle.
+whole *square* of products takes the place of the lower triangle; and decoding, which
+adds one token to the sums of those before it.
 
 Inside a block the lower triangle of `e(q) e(k)'` is formed; what came before is in the
 sums S and z. The pass back goes from the last span of a few blocks to the first; in
 each, once forwards for the queries and once backwards for the keys. Only the sums
-before each span are stored. `_attention_rows.py` tells how arrays are laid out.
+before each span are stored. `linear.py` tells how arrays are laid out.
 """
+
+import math
 
 import numpy as np
 
-from coulomb.kernels.attention_rows import (
-    BLOCK,
-    WIDE,
-    add_features,
-    all_finite,
-    clear,
-    finish_keys,
-    grad_rows,
-    half_squares,
-    key_features,
-    key_row,
-    key_slopes,
-    mask_rows,
-    masked_rows,
-    mix_after,
-    mix_before,
-    project,
-    pull_rows,
-    query_row,
-    row_stride,
-    start,
-    triangle,
-    weighted_rows,
-)
 from coulomb.kernels.gemm import (
     PANEL,
     copy_panels,
@@ -43,288 +22,283 @@ from coulomb.kernels.gemm import (
     transpose_panels,
 )
 from coulomb.kernels.jit import SUMS, entry, helper
-from coulomb.kernels.math import exp
+from coulomb.kernels.linear import (
+    BLOCK,
+    add_features,
+    add_outer,
+    after,
+    all_finite,
+    clear,
+    feature_rows,
+    finish_keys,
+    grad_rows,
+    key_features,
+    key_weights,
+    mask_rows,
+    masked_rows,
+    normalise,
+    part_of,
+    pull_rows,
+    query_features,
+    query_slopes,
+    repeat_key_features,
+    row_of,
+    row_stride,
+    rows_at,
+    rows_of,
+    times_panels,
+    weighted_rows,
+)
+from coulomb.kernels.math import exp, exp_row
 
 _f = np.float32
-_ZERO, _ONE = _f(0), _f(1)
+_ZERO, _ONE, _HALF = _f(0), _f(1), _f(0.5)
 
 SPAN = 6 * BLOCK
+_WIDE = BLOCK + PANEL  # the distance of the rows of a triangle of products
+_STEP = 24  # rows whose part of a triangle is taken as a rectangle
 
 
 @helper(SUMS)
-def _attend_block(options, v, v0, rows, dim_v, n, features, work, kept):
+def _triangle(square, a, panels, count, rows, out):
+    """Multiply rows: out[r, s] = a_r . b_s for s <= r, else zero, unless `square`."""
+    for p in range(0, rows, PANEL):
+        r = 0 if square else p
+        left, right = (a[1] + r * a[2], a[2], 1, rows - r), (p * count, 0, PANEL, 1)
+        target = (r * _WIDE + p, _WIDE, 0)
+        multiply(a[0], left, panels, right, out, target, count, False)
+    if not square:
+        for r in range(rows):
+            out[r * _WIDE + r + 1 : r * _WIDE + rows] = _ZERO
+
+
+@helper(SUMS)
+def _mix_before(square, products, rows, b, columns, out):
+    """Add the sum over s <= r, or all s, of products[r, s] b_s to row r."""
+    right = (b[1], PANEL, b[2], columns // PANEL)
+    for i in range(0, rows, _STEP):
+        end = min(i + _STEP, rows)
+        left = (i * _WIDE, _WIDE, 1, end - i)
+        goal = (out[1] + i * out[2], out[2], PANEL)
+        count = rows if square else end
+        multiply(products, left, b[0], right, out[0], goal, count, True)
+
+
+@helper(SUMS)
+def _mix_after(square, products, rows, b, columns, out):
+    """Add the sum over r >= s, or all r, of products[r, s] b_r to row s."""
+    for i in range(0, rows, _STEP):
+        r = 0 if square else i
+        left = (r * _WIDE + i, 1, _WIDE, min(_STEP, rows - i))
+        right = (b[1] + r * b[2], PANEL, b[2], columns // PANEL)
+        goal = (out[1] + i * out[2], out[2], PANEL)
+        multiply(products, left, b[0], right, out[0], goal, rows - r, True)
+
+
+@helper(SUMS)
+def _attend_block(place, features, v, out, sides, sums, shape, work):
     """Write numerators over normalisers of a block, and add its keys to S.
 
-    `about` is whether it is a square, the first block, and the last.
+    `place` is whether it is a square, the first block, and the last.
     """
-    square, first, last = options
-    e_q, q0, e_k, k0 = features
-    values, products, turned_keys = work
-    inverses, weights, sums, out, o0, ro = kept
-    stride = row_stride(n)
-    transpose_panels(e_k, k0, stride, rows, n, _ONE, turned_keys)
-    triangle(square, e_q, q0, stride, turned_keys, n, rows, products)
-    weighted_rows(v, v0, weights, rows, dim_v, values)
-    right, target = (0, n * PANEL, PANEL, dim_v // PANEL), (o0, ro, PANEL)
+    square, first, last = place
+    e_q, e_k = features
+    inverses, weights = sides
+    _, _, _, _, dim_v, n = shape
+    values, products, key_panels = work
+    rows = weights.shape[0]
+    transpose_panels(e_k[0], e_k[1], e_k[2], rows, n, _ONE, key_panels)
+    _triangle(square, e_q, key_panels, n, rows, products)
+    weighted_rows(v, weights, dim_v, values)
     if first:
-        clear(out, target, rows, dim_v)
+        clear(out, rows, dim_v)
     else:
-        multiply(e_q, (q0, stride, 1, rows), sums, right, out, target, n, False)
-    right = (0, PANEL, dim_v, dim_v // PANEL)
-    mix_before(square, products, rows, values, right, out, target)
+        times_panels(e_q, rows, sums, n, dim_v, out)
+    _mix_before(square, products, rows, values, dim_v, out)
     if not last:
-        target = (0, PANEL, n * PANEL)
-        multiply(e_k, (k0, 1, stride, n), values, right, sums, target, rows, True)
+        add_outer(e_k, n, rows, values, dim_v, sums)
     for r in range(rows):
-        total, row = inverses[r], products[r * WIDE :][:rows]
+        total, row = inverses[r], products[r * _WIDE :][:rows]
         for s in range(rows):
             total += row[s] * weights[s]
-        # A query that no key answers gets zero.
-        inverse = _ONE / total if total > _ZERO else _ZERO
-        inverses[r] = inverse
-        place = o0 + r * ro
-        for c in range(place, place + dim_v):
-            out[c] *= inverse
+        inverses[r] = total
+    normalise(out, dim_v, inverses)
 
 
 @helper(SUMS)
-def _attend_group(options, inputs, shape, group, out, work, kept):
+def _attend_group(options, shape, sides, kept, work):
     """Attend in one group; give the largest exponent of keys, and if all was finite."""
     favor, square = options
-    q, k, v, _, mask = inputs
-    batch, length, _, dim, dim_v, n = shape
-    panels, alive, scratch_q, scratch_k, sums, z, small = work
+    _, length, _, dim, dim_v, n = shape
+    q, k, v, out, alive = sides
     kept_q, kept_k, inverses, weights, states = kept
-    q0, k0, v0 = start(q, group, batch), start(k, group, batch), start(v, group, batch)
-    o0, stride = start(out, group, batch), row_stride(n)
-    high, spread, size, finite = _ZERO, _ZERO, n * (dim_v + 1), True
-    if favor:
-        least, most = half_squares(k, mask, group, batch, length, dim, weights)
-        spread = max(most - least, _ZERO)
-        for j in range(length):
-            weights[j] = exp(least - weights[j])
+    panels, scratch_q, scratch_k, sums, z, small = work
+    top, size, finite = _ZERO, n * (dim_v + 1), True
+    spread = key_weights(favor, k, alive, dim, weights)
     sums[:], z[:] = _ZERO, _ZERO
     for r0 in range(0, length, BLOCK):
-        rows = min(BLOCK, length - r0)
+        end = min(r0 + BLOCK, length)
         if states.shape[0] and r0 and r0 % SPAN == 0:
             state = states[(r0 // SPAN - 1) * size :][:size]
             state[:n], state[n:] = z, sums
-        e_q, eq0 = (kept_q, r0 * stride) if kept_q.shape[0] else (scratch_q, 0)
-        e_k, ek0 = (kept_k, r0 * stride) if kept_k.shape[0] else (scratch_k, 0)
-        project(q, q0 + r0 * q[1][2], rows, dim, panels, e_q, eq0, n)
-        own, part = inverses[r0 : r0 + rows], weights[r0 : r0 + rows]
-        for r in range(rows):
-            good, own[r] = query_row(e_q, eq0 + r * stride, n, z)
-            finite &= good
-        mask_rows(mask, group, batch, r0, rows, length, alive)
-        project(k, k0 + r0 * k[1][2], rows, dim, panels, e_k, ek0, n)
-        largest = key_features(favor, e_k, ek0, n, rows, part, alive, z)
-        high = max(high, largest)
-        features = (e_q, eq0, e_k, ek0)
-        target = (own, part, sums, out[0], o0 + r0 * out[1][2], out[1][2])
-        spot, place = (square, r0 == 0, r0 + rows == length), v0 + r0 * v[1][2]
-        _attend_block(spot, v, place, rows, dim_v, n, features, small, target)
-    return high + spread, finite
-
-
-@helper(SUMS)
-def _part(x, group, size):
-    """Take what belongs to a group, or nothing of nothing."""
-    return x[group * size : (group + 1) * size] if x.shape[0] else x
+        e_q = feature_rows(kept_q, scratch_q, r0, n)
+        e_k = feature_rows(kept_k, scratch_k, r0, n)
+        times_panels(after(q, r0), end - r0, panels, dim, n, e_q)
+        finite &= query_features(e_q, n, z, inverses[r0:end])
+        times_panels(after(k, r0), end - r0, panels, dim, n, e_k)
+        own = weights[r0:end]
+        top = max(top, key_features(favor, e_k, n, own, alive[r0:end], z))
+        _attend_block(
+            (square, r0 == 0, end == length),
+            (e_q, e_k),
+            after(v, r0),
+            after(out, r0),
+            (inverses[r0:end], own),
+            sums,
+            shape,
+            small,
+        )
+    return top + spread, finite
 
 
 @entry(SUMS)
 def attend(options, inputs, shape, kept, out, limit, first, end):
     """Attend in the groups from `first` to `end`; give whether nothing was lost.
 
-    Arguments as in `_attention_linear.attend`, but `about` says in the end whether it
-    is a square, of at most one block, and `kept` receives features, one over the
+    Arguments as in `linear.attend`, but `options` says in the end whether it is a
+    square, of at most one block, and `kept` receives features, one over the
     normalisers, weights, and z and S before each span but the first (if not empty).
     """
-    favor, scale = options[0], _f(options[1])
+    favor, scale, square = options[0], _f(options[1]), options[2]
+    q, k, v, positions, mask = inputs
     batch, length, _, dim, dim_v, n = shape
     e_q, e_k, inverses, weights, states = kept
     stride = row_stride(n)
-    panels, alive = np.empty(n * dim, _f), np.empty(BLOCK, np.bool_)
+    panels, alive = np.empty(n * dim, _f), np.empty(length, np.bool_)
     scratch_q, scratch_k = np.empty(BLOCK * stride, _f), np.empty(BLOCK * stride, _f)
     sums, z = np.empty(n * dim_v, _f), np.empty(n, _f)
-    small = (
-        np.empty(BLOCK * dim_v, _f),
-        np.empty(BLOCK * WIDE, _f),
-        np.empty(BLOCK * n, _f),
-    )
-    work = (panels, alive, scratch_q, scratch_k, sums, z, small)
+    values = rows_at(np.empty(BLOCK * dim_v, _f), 0, dim_v)
+    small = (values, np.empty(BLOCK * _WIDE, _f), np.empty(BLOCK * n, _f))
+    work = (panels, scratch_q, scratch_k, sums, z, small)
     later = (length - 1) // SPAN  # spans after the first
     for group in range(first, end):
         if group == first or group % batch == 0:
-            transpose_panels(
-                inputs[3], group // batch * n * dim, dim, n, dim, scale, panels
-            )
+            begin = group // batch * n * dim
+            transpose_panels(positions, begin, dim, n, dim, scale, panels)
             if not all_finite(panels):
                 return False
         own = (
-            _part(e_q, group, length * stride),
-            _part(e_k, group, length * stride),
-            _part(inverses, group, length),
-            _part(weights, group, length),
-            _part(states, group, later * n * (dim_v + 1)),
+            part_of(e_q, group, length * stride),
+            part_of(e_k, group, length * stride),
+            part_of(inverses, group, length),
+            part_of(weights, group, length),
+            part_of(states, group, later * n * (dim_v + 1)),
         )
-        kind = (favor, options[2])
-        top, finite = _attend_group(kind, inputs, shape, group, out, work, own)
+        mask_rows(mask, group % batch, alive)
+        place = (group, batch, 0)
+        left = rows_of(q, place), rows_of(k, place)
+        right = rows_of(v, place), rows_of(out, place)
+        sides = (*left, *right, alive)
+        top, finite = _attend_group((favor, square), shape, sides, own, work)
         if not (finite and top < limit):
             return False
     return True
 
 
 @helper(SUMS)
-def _grad_products(square, v, v0, weights, g, dots, rows, dim, work):
+def _grad_products(square, v, weights, g, dots, dim, work):
     """Write the gradient of the products of a block: g_r . v_s + c_r for s <= r."""
-    values, turned_values, products = work
-    masked_rows(v, v0, weights, rows, dim, values)
-    transpose_panels(values, 0, dim, rows, dim, _ONE, turned_values)
-    triangle(square, g, 0, dim, turned_values, dim, rows, products)
+    values, value_panels, products = work
+    rows = weights.shape[0]
+    masked_rows(v, weights, dim, values)
+    transpose_panels(values[0], 0, dim, rows, dim, _ONE, value_panels)
+    _triangle(square, g, value_panels, dim, rows, products)
     for r in range(rows):
         end = rows if square else r + 1
-        for s in range(r * WIDE, r * WIDE + end):
+        for s in range(r * _WIDE, r * _WIDE + end):
             products[s] += dots[r]
 
 
 @helper(SUMS)
-def _span_queries(problem, group, span, spots, work, kept, results):
+def _span_queries(options, shape, queries, features, own, held, work, particles):
     """Pull back through the queries of a span, from its first block to its last."""
-    (square, scale, q, v), shape, (out, grad, grad_q) = problem
-    batch, _, _, dim, dim_v, n = shape
-    e_q, e_k, shift = spots
-    position_panels, slopes, turned_sums, rows_of, dots_of, small = work
-    inverses, weights, sums, z = kept
+    square, scale, first = options
+    _, _, _, dim, dim_v, n = shape
+    q, v, out, grad, grad_q = queries
+    inverses, weights = own
+    sums, z = held
+    slopes, sum_panels, g_rows, all_dots, small = work
     values, _, products = small
-    q0, v0, o0 = (
-        start(q, group, batch),
-        start(v, group, batch),
-        start(out, group, batch),
-    )
-    g0, gq0, stride = (
-        start(grad, group, batch),
-        start(grad_q, group, batch),
-        row_stride(n),
-    )
-    for r0 in range(span[0], span[1], BLOCK):
-        rows, e0, i0 = min(BLOCK, span[1] - r0), (r0 - shift) * stride, r0 - span[0]
-        g, dots, part = rows_of[i0 * dim_v :], dots_of[i0:], weights[r0 : r0 + rows]
-        begin = (o0 + r0 * out[1][2], g0 + r0 * grad[1][2])
-        grad_rows(out, grad, begin, inverses[r0 : r0 + rows], rows, dim_v, (g, dots))
-        place = v0 + r0 * v[1][2]
-        _grad_products(square, v, place, part, g, dots, rows, dim_v, small)
+    size = weights.shape[0]
+    for r0 in range(0, size, BLOCK):
+        end = min(r0 + BLOCK, size)
+        rows, part, dots = end - r0, weights[r0:end], all_dots[r0:end]
+        e_q, e_k = after(features[0], r0), after(features[1], r0)
+        g, above = after(g_rows, r0), inverses[r0:end]
+        grad_rows(after(out, r0), after(grad, r0), above, dim_v, g, dots)
+        _grad_products(square, after(v, r0), part, g, dots, dim_v, small)
         for r in range(rows):
-            row = products[r * WIDE :][:rows]
+            row = products[r * _WIDE :][:rows]
             for s in range(rows):
                 row[s] *= part[s]
-        target = (0, stride, PANEL)
-        if r0 == 0:
-            clear(slopes, target, rows, n)
+        if first and r0 == 0:
+            clear(slopes, rows, n)
         else:
-            flip_panels(sums, n, dim_v, turned_sums)
-            left, right = (0, dim_v, 1, rows), (0, dim_v * PANEL, PANEL, n // PANEL)
-            multiply(g, left, turned_sums, right, slopes, target, dim_v, False)
-        right = (e0, PANEL, stride, n // PANEL)
-        mix_before(square, products, rows, e_k, right, slopes, target)
-        for r in range(rows):
-            slope, own, dot = (
-                slopes[r * stride :][:n],
-                e_q[e0 + r * stride :][:n],
-                dots[r],
-            )
-            for c in range(n):
-                slope[c] = scale * own[c] * (slope[c] + dot * z[c])
-        spot = q0 + r0 * q[1][2]
-        goal = gq0 + r0 * grad_q[1][2]
-        pull_rows(q, spot, grad_q, goal, rows, dim, n, slopes, position_panels, results)
-        if r0 + rows == span[1]:
+            flip_panels(sums, n, dim_v, sum_panels)
+            times_panels(g, rows, sum_panels, dim_v, n, slopes)
+        _mix_before(square, products, rows, e_k, n, slopes)
+        query_slopes(scale, e_q, n, dots, z, slopes)
+        pull_rows(after(q, r0), after(grad_q, r0), rows, dim, n, slopes, particles)
+        if end == size:
             break
+        add_features(e_k, n, part, z)
         for r in range(rows):
-            add_features(e_k, e0 + r * stride, n, part[r], z)
-            for c in range(r * dim_v, (r + 1) * dim_v):
-                values[c] *= part[r]
-        right, target = (0, PANEL, dim_v, dim_v // PANEL), (0, PANEL, n * PANEL)
-        multiply(e_k, (e0, 1, stride, n), values, right, sums, target, rows, True)
+            row, weight = row_of(values, r, dim_v), part[r]
+            for c in range(dim_v):
+                row[c] *= weight
+        add_outer(e_k, n, rows, values, dim_v, sums)
 
 
 @helper(SUMS)
-def _span_keys(favor, problem, group, span, spots, work, kept, results):
+def _span_keys(options, shape, keys, features, weights, held, work, spare, particles):
     """Pull back through the keys of a span, from its last block to its first."""
-    (square, scale, k, v), shape, (grad_k, grad_v) = problem
-    batch, length, _, dim, dim_v, n = shape
-    e_q, e_k, shift = spots
-    position_panels, slopes, turned_sums, rows_of, dots_of, small = work
-    weights, grad_sums, grad_z, keys, totals, turned_keys = kept
+    favor, square, scale, first, last = options
+    _, _, _, _, dim_v, n = shape
+    k, v, grad_k, grad_v = keys
+    grad_sums, grad_z = held
+    slopes, sum_panels, g_rows, all_dots, small = work
+    copies, totals, key_panels = spare
     values, _, products = small
-    k0, v0, stride = start(k, group, batch), start(v, group, batch), row_stride(n)
-    gk0, gv0 = start(grad_k, group, batch), start(grad_v, group, batch)
-    blocks = (span[1] - span[0] + BLOCK - 1) // BLOCK
-    for b in range(blocks - 1, -1, -1):
-        r0 = span[0] + b * BLOCK
-        rows, e0, i0 = min(BLOCK, span[1] - r0), (r0 - shift) * stride, b * BLOCK
-        g, dots, part = rows_of[i0 * dim_v :], dots_of[i0:], weights[r0 : r0 + rows]
-        last, place = r0 + rows == length, v0 + r0 * v[1][2]
-        _grad_products(square, v, place, part, g, dots, rows, dim_v, small)
-        target = (0, stride, PANEL)
-        if last:
-            clear(slopes, target, rows, n)
+    size = weights.shape[0]
+    for b in range((size + BLOCK - 1) // BLOCK - 1, -1, -1):
+        r0, end = b * BLOCK, min((b + 1) * BLOCK, size)
+        rows, part, dots = end - r0, weights[r0:end], all_dots[r0:end]
+        e_q, e_k = after(features[0], r0), after(features[1], r0)
+        g, grads = after(g_rows, r0), (after(grad_k, r0), after(grad_v, r0))
+        _grad_products(square, after(v, r0), part, g, dots, dim_v, small)
+        if last and end == size:
+            clear(slopes, rows, n)
+            clear(grads[1], rows, dim_v)
         else:
-            flip_panels(grad_sums, n, dim_v, turned_sums)
-            left, right = (0, dim_v, 1, rows), (0, dim_v * PANEL, PANEL, n // PANEL)
-            multiply(values, left, turned_sums, right, slopes, target, dim_v, False)
-        right = (e0, PANEL, stride, n // PANEL)
-        mix_after(square, products, rows, e_q, right, slopes, target)
-        key_slopes(favor, scale, e_k, e0, n, rows, part, grad_z, slopes, totals)
-        transpose_panels(e_k, e0, stride, rows, n, _ONE, turned_keys)
-        triangle(square, e_q, e0, stride, turned_keys, n, rows, products)
-        gv = gv0 + r0 * grad_v[1][2]
-        right = (0, n * PANEL, PANEL, dim_v // PANEL)
-        target = (gv, grad_v[1][2], PANEL)
-        left = (e0, stride, 1, rows)
-        if last:
-            clear(grad_v[0], target, rows, dim_v)
-        else:
-            multiply(e_k, left, grad_sums, right, grad_v[0], target, n, False)
-        right = (0, PANEL, dim_v, dim_v // PANEL)
-        mix_after(square, products, rows, g, right, grad_v[0], target)
-        place, gk = k0 + r0 * k[1][2], gk0 + r0 * grad_k[1][2]
-        masked_rows(k, place, part, rows, dim, keys)
-        own = (keys, (0, 0, dim))
-        pull_rows(own, 0, grad_k, gk, rows, dim, n, slopes, position_panels, results)
-        finish_keys(favor, part, totals, keys, (grad_k, gk, dim), (grad_v, gv, dim_v))
-        if r0 == 0:
+            flip_panels(grad_sums, n, dim_v, sum_panels)
+            times_panels(values, rows, sum_panels, dim_v, n, slopes)
+            times_panels(e_k, rows, grad_sums, n, dim_v, grads[1])
+        _mix_after(square, products, rows, e_q, n, slopes)
+        transpose_panels(e_k[0], e_k[1], e_k[2], rows, n, _ONE, key_panels)
+        _triangle(square, e_q, key_panels, n, rows, products)
+        _mix_after(square, products, rows, g, dim_v, grads[1])
+        tools, x = (slopes, copies, totals), after(k, r0)
+        finish_keys(favor, scale, e_k, x, part, grads, shape, grad_z, tools, particles)
+        if first and r0 == 0:
             break
-        target = (0, PANEL, n * PANEL)
-        multiply(e_q, (e0, 1, stride, n), g, right, grad_sums, target, rows, True)
-        for r in range(rows):
-            add_features(e_q, e0 + r * stride, n, dots[r], grad_z)
-
-
-@helper(SUMS)
-def _span_features(inputs, shape, group, span, panels, spots, own):
-    """Evaluate the features of a span again."""
-    q, k, _, _, _ = inputs
-    batch, _, _, dim, _, n = shape
-    e_q, e_k, _ = spots
-    stride, rows, ones = row_stride(n), span[1] - span[0], np.ones(n, _f)
-    q0 = start(q, group, batch) + span[0] * q[1][2]
-    k0 = start(k, group, batch) + span[0] * k[1][2]
-    project(q, q0, rows, dim, panels, e_q, 0, n)
-    project(k, k0, rows, dim, panels, e_k, 0, n)
-    for r in range(rows):
-        query_row(e_q, r * stride, n, ones)
-        if own[span[0] + r] > _ZERO:
-            key_row(e_k, r * stride, n)
-        else:
-            e_k[r * stride :][:n] = _ZERO
+        add_outer(e_q, n, rows, g, dim_v, grad_sums)
+        add_features(e_q, n, dots, grad_z)
 
 
 @entry(SUMS)
 def attend_back(options, inputs, shape, kept, outputs, grads, first, end):
-    """Pull a gradient back; arguments as in `_attention_linear.attend_back`."""
-    favor, scale = options[0], _f(options[1])
+    """Pull a gradient back; arguments as in `linear.attend_back`."""
+    favor, scale, square = options[0], _f(options[1]), options[2]
     q, k, v, positions, _ = inputs
     batch, length, _, dim, dim_v, n = shape
     e_q, e_k, inverses, weights, states = kept
@@ -332,55 +306,133 @@ def attend_back(options, inputs, shape, kept, outputs, grads, first, end):
     stride, size = row_stride(n), n * (dim_v + 1)
     panels, position_panels = np.empty(n * dim, _f), np.empty(n * dim, _f)
     sums, grad_sums = np.empty(n * dim_v, _f), np.empty(n * dim_v, _f)
-    z, grad_z = np.empty(n, _f), np.empty(n, _f)
+    z, grad_z, ones = np.empty(n, _f), np.empty(n, _f), np.ones(n, _f)
     deep = 0 if e_q.shape[0] else min(SPAN, length)
     scratch_q, scratch_k = np.empty(deep * stride, _f), np.empty(deep * stride, _f)
-    small = (
-        np.empty(BLOCK * dim_v, _f),
-        np.empty(BLOCK * dim_v, _f),
-        np.empty(BLOCK * WIDE, _f),
-    )
-    work = (
-        position_panels,
-        np.empty(BLOCK * stride, _f),
-        np.empty(n * dim_v, _f),
-        np.empty(SPAN * dim_v, _f),
-        np.empty(SPAN, _f),
-        small,
-    )
-    keys, totals = np.empty(BLOCK * dim, _f), np.empty(BLOCK, _f)
-    turned_keys = np.empty(BLOCK * n, _f)
+    values = rows_at(np.empty(BLOCK * dim_v, _f), 0, dim_v)
+    small = (values, np.empty(BLOCK * dim_v, _f), np.empty(BLOCK * _WIDE, _f))
+    slopes = rows_at(np.empty(BLOCK * stride, _f), 0, stride)
+    g_rows, dots = rows_at(np.empty(SPAN * dim_v, _f), 0, dim_v), np.empty(SPAN, _f)
+    work = (slopes, np.empty(n * dim_v, _f), g_rows, dots, small)
+    copies = rows_at(np.empty(BLOCK * dim, _f), 0, dim)
+    spare = (copies, np.empty(BLOCK, _f), np.empty(BLOCK * n, _f))
     spans = (length + SPAN - 1) // SPAN
     for group in range(first, end):
         begin = group // batch * n * dim
         if group == first or group % batch == 0:
             transpose_panels(positions, begin, dim, n, dim, scale, panels)
             copy_panels(positions, begin, dim, n, dim, position_panels)
-        own = _part(grad_positions, group // batch, n * dim)
-        weight = _part(weights, group, length)
+        particles = (position_panels, part_of(grad_positions, group // batch, n * dim))
         grad_sums[:], grad_z[:] = _ZERO, _ZERO
         for s in range(spans - 1, -1, -1):
-            span = (s * SPAN, min((s + 1) * SPAN, length))
+            t0, t1 = s * SPAN, min((s + 1) * SPAN, length)
             if s:
                 state = states[(group * (spans - 1) + s - 1) * size :][:size]
                 z[:], sums[:] = state[:n], state[n:]
             else:
                 z[:], sums[:] = _ZERO, _ZERO
-            kept_q, kept_k = (
-                _part(e_q, group, length * stride),
-                _part(e_k, group, length * stride),
+            place, own = (group, batch, t0), part_of(weights, group, length)[t0:t1]
+            x, y, value = rows_of(q, place), rows_of(k, place), rows_of(v, place)
+            kept_q = part_of(e_q, group, length * stride)
+            kept_k = part_of(e_k, group, length * stride)
+            features = (
+                feature_rows(kept_q, scratch_q, t0, n),
+                feature_rows(kept_k, scratch_k, t0, n),
             )
-            spots = (kept_q, kept_k, 0)
             if deep:
-                spots = (scratch_q, scratch_k, span[0])
-                _span_features(inputs, shape, group, span, panels, spots, weight)
-            problem = (
-                (options[2], scale, q, v),
-                shape,
-                (outputs[0], outputs[1], grad_q),
-            )
-            sides = (_part(inverses, group, length), weight, sums, z)
-            _span_queries(problem, group, span, spots, work, sides, own)
-            keyed = ((options[2], scale, k, v), shape, (grad_k, grad_v))
-            others = (weight, grad_sums, grad_z, keys, totals, turned_keys)
-            _span_keys(favor, keyed, group, span, spots, work, others, own)
+                times_panels(x, t1 - t0, panels, dim, n, features[0])
+                times_panels(y, t1 - t0, panels, dim, n, features[1])
+                query_features(features[0], n, ones, dots[: t1 - t0])
+                repeat_key_features(features[1], n, own)
+            sides = rows_of(outputs[0], place), rows_of(outputs[1], place)
+            queries = (x, value, *sides, rows_of(grad_q, place))
+            rest = (part_of(inverses, group, length)[t0:t1], own)
+            kind, held = (square, scale, s == 0), (sums, z)
+            _span_queries(kind, shape, queries, features, rest, held, work, particles)
+            keys = (y, value, rows_of(grad_k, place), rows_of(grad_v, place))
+            ends = (favor, square, scale, s == 0, t1 == length)
+            pulled = (grad_sums, grad_z)
+            _span_keys(ends, shape, keys, features, own, pulled, work, spare, particles)
+
+
+# Decoding. Arrays are C-contiguous float32: queries, keys and values
+# `(batch, heads, dim)`, sums `(batch, heads, dim_v + 1, features)` and shifts
+# `(batch, heads, features)`. Positions are those of each head, or of one for all.
+
+
+@helper(SUMS)
+def _project(positions, head, scale, q, k, a_q, a_k):
+    dim = q.shape[0]
+    for c in range(a_q.shape[0]):
+        row, left, right = positions[head, c], _ZERO, _ZERO
+        for d in range(dim):
+            left += row[d] * q[d]
+            right += row[d] * k[d]
+        a_q[c], a_k[c] = scale * left, scale * right
+
+
+@helper(SUMS)
+def _softmax(row, scale):
+    inverse = scale / exp_row(row, _ONE)
+    for c in range(row.shape[0]):
+        row[c] *= inverse
+
+
+@helper(SUMS | {"nnan"})
+def _favor(k, a_q, a_k, shift, higher, factors):
+    """Turn exponents into features of query and key, at a shift that may rise."""
+    half = _ZERO
+    for d in range(k.shape[0]):
+        half += k[d] * k[d]
+    half = _HALF * half + _f(0.5 * math.log(a_q.shape[0]))
+    for c in range(a_q.shape[0]):
+        key = a_k[c] - half
+        higher[c] = max(shift[c], key)
+        factors[c] = exp(shift[c] - higher[c])
+        a_k[c] = exp(key - higher[c])
+        a_q[c] += higher[c]
+    _softmax(a_q, _ONE)
+
+
+@helper(SUMS)
+def _step(old, factors, phi_q, phi_k, value, new):
+    """Add the token to a row of the sums; give the product with the query."""
+    total = _ZERO
+    for c in range(old.shape[0]):
+        new[c] = old[c] * factors[c] + value * phi_k[c]
+    for c in range(old.shape[0]):
+        total += new[c] * phi_q[c]
+    return total
+
+
+@entry(SUMS)
+def decode(options, positions, token, state, new_state, out, first, end):
+    """Add one token to the states from `first` to `end`; attend to all tokens so far.
+
+    `options` is whether the map is favor and the factor of the particles; `token` holds
+    q, k and v, `state` and `new_state` sums and shifts.
+    """
+    favor, scale = options[0], _f(options[1])
+    q, k, v = token
+    sums, shift = state
+    new_sums, new_shift = new_state
+    particles, n, _ = positions.shape
+    _, heads, dim_v = v.shape
+    a_q, a_k, factors = np.empty(n, _f), np.empty(n, _f), np.ones(n, _f)
+    for group in range(first, end):
+        b, h = group // heads, group % heads
+        key = k[b, h]
+        _project(positions, h % particles, scale, q[b, h], key, a_q, a_k)
+        if favor:
+            _favor(key, a_q, a_k, shift[b, h], new_shift[b, h], factors)
+        else:
+            new_shift[b, h] = shift[b, h]
+            _softmax(a_q, _ONE)
+            _softmax(a_k, _f(math.sqrt(n)))
+        old, new = sums[b, h], new_sums[b, h]
+        normaliser = _step(old[dim_v], factors, a_q, a_k, _ONE, new[dim_v])
+        # Without a key there is nothing to divide by, and the output is zero.
+        inverse = _ONE / normaliser if normaliser != _ZERO else _ZERO
+        for c in range(dim_v):
+            total = _step(old[c], factors, a_q, a_k, v[b, h, c], new[c])
+            out[b, h, c] = total * inverse

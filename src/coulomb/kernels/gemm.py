@@ -21,8 +21,10 @@ from coulomb.kernels.jit import SUMS, helper
 _ZERO = np.float32(0)
 _LANES = 8
 PANEL = 2 * _LANES
-_TILE_ROWS = 6  # of a tile of `multiply`: twelve sums, and what is added, in registers
-_DOT_ROWS = 4  # of a tile of `products`, by two columns
+_MANY_ROWS = 6  # of a tile of `multiply`: twelve sums, and what is added, in registers
+_FEW_ROWS = (
+    4  # of a tile of `mix` and `products`, for blocks of the length of a sentence
+)
 
 _FLOAT, _INT = ir.FloatType(), ir.IntType(32)
 _VECTOR = ir.VectorType(_FLOAT, _LANES)
@@ -79,12 +81,12 @@ def _unpack(context: Any, builder: Any, signature: Any, arguments: Any) -> list[
 _ZEROS = ir.Constant(_VECTOR, [0.0] * _LANES)
 
 
-def _tile_intrinsic(add: bool) -> Any:
-    """Make the function that sets a tile of 6 by 16, or adds to it.
+def _tile_intrinsic(n_rows: int, *, add: bool) -> Any:
+    """Make the function that sets a tile of rows by 16, or adds to it.
 
-    It writes rows at offsets `outs` of sums over rows of `b`. `rows` holds six offsets
-    into `a`; `step` the distance from one summand of `a` to the next, the offset into
-    `b`, the distance of its rows, and how many there are.
+    It writes rows at offsets `outs` of sums over rows of `b`. `rows` holds the offsets
+    of rows of `a`; `step` the distance from one summand of `a` to the next, the offset
+    into `b`, the distance of its rows, and how many there are.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -93,7 +95,7 @@ def _tile_intrinsic(add: bool) -> Any:
         )
         places = [
             _pointer(builder, out, target[r], lanes=half * _LANES)
-            for r in range(_TILE_ROWS)
+            for r in range(n_rows)
             for half in range(2)
         ]
         begin = [builder.load(place, align=4) if add else _ZEROS for place in places]
@@ -102,7 +104,7 @@ def _tile_intrinsic(add: bool) -> Any:
             where = builder.add(first, builder.mul(loop.index, stride))
             pair = [_load(builder, b, where, lanes=half * _LANES) for half in range(2)]
             along = builder.mul(loop.index, step)
-            for r in range(_TILE_ROWS):
+            for r in range(n_rows):
                 element = builder.load(builder.gep(a, [builder.add(row[r], along)]))
                 weight = _repeat(builder, element)
                 for half in range(2):
@@ -117,7 +119,9 @@ def _tile_intrinsic(add: bool) -> Any:
     return intrinsic(tile)
 
 
-_set_tile, _add_tile = _tile_intrinsic(add=False), _tile_intrinsic(add=True)
+_set_tile = _tile_intrinsic(_MANY_ROWS, add=False)
+_add_tile = _tile_intrinsic(_MANY_ROWS, add=True)
+_mix_tile = _tile_intrinsic(_FEW_ROWS, add=False)
 
 
 @intrinsic
@@ -132,15 +136,15 @@ def _dot_tile(typing, a, b, out, rows, others, outs, count):
         a, b, out, row, other, target, count = _unpack(
             context, builder, signature, arguments
         )
-        totals = _accumulators(builder, [_ZEROS] * 2 * _DOT_ROWS)
+        totals = _accumulators(builder, [_ZEROS] * 2 * _FEW_ROWS)
         size = ir.Constant(row[0].type, _LANES)
         with cgutils.for_range(builder, builder.sdiv(count, size)) as loop:
             along = builder.mul(loop.index, size)
             pair = [_load(builder, b, builder.add(x, along)) for x in other]
-            for r in range(_DOT_ROWS):
+            for r in range(_FEW_ROWS):
                 left = _load(builder, a, builder.add(row[r], along))
                 for half in range(2):
-                    total = totals[half * _DOT_ROWS + r]
+                    total = totals[half * _FEW_ROWS + r]
                     _add_product(builder, total, left, pair[half])
         # Eight sums over lanes, by three rounds of adding even lanes to odd ones.
         vectors = [builder.load(total) for total in totals]
@@ -161,12 +165,18 @@ def _dot_tile(typing, a, b, out, rows, others, outs, count):
 
 
 @helper(SUMS)
-def _six_rows(i, n, start, stride):
-    """Offsets of six rows from i on; those beyond the last are the last again."""
+def _four_rows(i, n, start, stride):
+    """Offsets of four rows from i on; those beyond the last are the last again."""
     r1, r2, r3 = min(i + 1, n - 1), min(i + 2, n - 1), min(i + 3, n - 1)
+    left = start + i * stride, start + r1 * stride
+    return (*left, start + r2 * stride, start + r3 * stride)
+
+
+@helper(SUMS)
+def _six_rows(i, n, start, stride):
     r4, r5 = min(i + 4, n - 1), min(i + 5, n - 1)
-    left = (start + i * stride, start + r1 * stride, start + r2 * stride)
-    return (*left, start + r3 * stride, start + r4 * stride, start + r5 * stride)
+    four = _four_rows(i, n, start, stride)
+    return (*four, start + r4 * stride, start + r5 * stride)
 
 
 @helper(SUMS)
@@ -176,7 +186,7 @@ def _multiply(a, left, b, right, out, target, count, add):
     o0, ro, po, _ = target
     for p in range(panels):
         step = (ka, b0 + p * pb, kb, count)
-        for i in range(0, n, _TILE_ROWS):
+        for i in range(0, n, _MANY_ROWS):
             rows, outs = _six_rows(i, n, a0, ra), _six_rows(i, n, o0 + p * po, ro)
             if add:
                 _add_tile(a, b, out, rows, outs, step)
@@ -214,16 +224,20 @@ def mix(weights, transposed, n, b, j0, cb, m, width, out, i0, co):
     """
     lw, lb, lo = weights.shape[1], b.shape[1], out.shape[1]
     across, along = (1, lw) if transposed else (lw, 1)
-    panels = width // PANEL
-    left, right = (0, across, along, n), (j0 * lb + cb, PANEL, lb, panels)
-    multiply(weights, left, b, right, out, (i0 * lo + co, lo, PANEL), m, False)
-    for i in range(n if panels * PANEL < width else 0):
-        for c in range(panels * PANEL, width):
-            total = _ZERO
-            for j in range(m):
-                weight = weights[j, i] if transposed else weights[i, j]
-                total += weight * b[j0 + j, cb + c]
-            out[i0 + i, co + c] = total
+    most = width // PANEL * PANEL
+    for i in range(0, n, _FEW_ROWS):
+        rows = _four_rows(i, n, 0, across)
+        for c in range(0, most, PANEL):
+            outs = _four_rows(i, n, i0 * lo + co + c, lo)
+            _mix_tile(weights, b, out, rows, outs, (along, j0 * lb + cb + c, lb, m))
+    if most < width:
+        for i in range(n):
+            for c in range(most, width):
+                total = _ZERO
+                for j in range(m):
+                    weight = weights[j, i] if transposed else weights[i, j]
+                    total += weight * b[j0 + j, cb + c]
+                out[i0 + i, co + c] = total
 
 
 @helper(SUMS)
@@ -234,12 +248,10 @@ def products(a, i0, ca, n, b, j0, cb, m, width, half, out):
     """
     most, wide = width // _LANES * _LANES, out.shape[1]
     la, lb = a.shape[1], b.shape[1]
-    for i in range(0, n, _DOT_ROWS):
-        r0, r1, r2, r3 = i, min(i + 1, n - 1), min(i + 2, n - 1), min(i + 3, n - 1)
-        base = i0 * la + ca
-        rows = (base + r0 * la, base + r1 * la, base + r2 * la, base + r3 * la)
-        o0, o1, o2, o3 = r0 * wide, r1 * wide, r2 * wide, r3 * wide
-        for j in range(0, min(i + _DOT_ROWS, m) if half else m, 2):
+    for i in range(0, n, _FEW_ROWS):
+        rows = _four_rows(i, n, i0 * la + ca, la)
+        o0, o1, o2, o3 = _four_rows(i, n, 0, wide)
+        for j in range(0, min(i + _FEW_ROWS, m) if half else m, 2):
             k = min(j + 1, m - 1)
             others = ((j0 + j) * lb + cb, (j0 + k) * lb + cb)
             outs = (o0 + j, o1 + j, o2 + j, o3 + j, o0 + k, o1 + k, o2 + k, o3 + k)

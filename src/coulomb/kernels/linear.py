@@ -1,28 +1,23 @@
-"""Compiled linear attention: every query sees every real key.
+"""Compiled linear attention with exponential features, and its steps on blocks of rows.
 
-`_attention_rows.py` tells what is computed, and how arrays are laid out.
+With `e = exp(w.x)` of queries and keys and a weight `c_j` of each key,
+`a_i = e(q_i)' S / e(q_i)' z`, `S = sum_j e(k_j) c_j v_j'`, `z = sum_j e(k_j) c_j`. The
+weight is `exp(-|k|^2 / 2)` up to a factor, or one over the sum of the features, or zero
+where a mask removes the key.
+
+The exponents of a query are shifted by their largest, which cancels; those of keys are
+not. The passes forwards look at the largest exponents of keys; whoever calls throws the
+result away if they leave the range in which nothing is lost, or if anything is not
+finite.
+
+Inputs are flat arrays with the distances of their sequences, heads and rows. A *group*
+is a head of a sequence; the sequences of a head follow one another. *Rows* are a flat
+array, where its first row begins, and the distance of rows. The sums S are kept in
+panels of 16 columns, `(group, panel, feature, 16)`.
 """
 
 import numpy as np
 
-from coulomb.kernels.attention_rows import (
-    BLOCK,
-    all_finite,
-    finish_keys,
-    grad_rows,
-    half_squares,
-    key_features,
-    key_row,
-    key_slopes,
-    mask_rows,
-    masked_rows,
-    project,
-    pull_rows,
-    query_row,
-    row_stride,
-    start,
-    weighted_rows,
-)
 from coulomb.kernels.gemm import (
     PANEL,
     copy_panels,
@@ -31,67 +26,274 @@ from coulomb.kernels.gemm import (
     transpose_panels,
 )
 from coulomb.kernels.jit import SUMS, entry, helper
-from coulomb.kernels.math import exp
+from coulomb.kernels.math import exp, row_max
 
 _f = np.float32
-_ZERO, _ONE = _f(0), _f(1)
+_ZERO, _ONE, _HALF, _HUGE = _f(0), _f(1), _f(0.5), _f(1e30)
+
+# Rows of a block: its features and one copy of them stay in the second cache.
+BLOCK = 96
 
 
 @helper(SUMS)
-def _sum_keys(favor, k, v, mask, shape, group, work, kept):
-    """Sum over the keys of a group; give the largest exponent and the range of c."""
-    batch, _, m, dim, dim_v, n = shape
-    panels, values, alive, scratch = work
-    features, weights, sums, z = kept
-    k0, v0, spread, top = start(k, group, batch), start(v, group, batch), _ZERO, _ZERO
-    if favor:
-        least, most = half_squares(k, mask, group, batch, m, dim, weights)
-        spread = max(most - least, _ZERO)
-        for j in range(m):
-            weights[j] = exp(least - weights[j])
+def rows_at(x, offset, stride):
+    """Rows of a flat array."""
+    # Else constants would be part of the types, and each call compiled by itself.
+    return x, np.int64(offset), np.int64(stride)
+
+
+@helper(SUMS)
+def rows_of(x, place):
+    """Rows of an array with its distances; `place` is a group, the batch and a row."""
+    array, (sequence, head, stride) = x
+    group, batch, r0 = place
+    offset = (group % batch) * sequence + (group // batch) * head + r0 * stride
+    return rows_at(array, offset, stride)
+
+
+@helper(SUMS)
+def after(x, count):
+    """Rows after the first `count`."""
+    return x[0], x[1] + count * x[2], x[2]
+
+
+@helper(SUMS)
+def row_of(x, r, columns):
+    """One of some rows."""
+    return x[0][x[1] + r * x[2] :][:columns]
+
+
+@helper(SUMS)
+def part_of(x, group, size):
+    """Take what belongs to a group, or nothing of nothing."""
+    return x[group * size : (group + 1) * size] if x.shape[0] else x
+
+
+@helper(SUMS)
+def row_stride(features):
+    """Give the distance of rows of features; a power of two would share cache lines."""
+    return features + PANEL
+
+
+@helper(SUMS)
+def feature_rows(kept, scratch, r0, n):
+    """Where the features of a block are: among those kept, if any are."""
     stride = row_stride(n)
+    if kept.shape[0]:
+        return rows_at(kept, r0 * stride, stride)
+    return rows_at(scratch, 0, stride)
+
+
+@helper(SUMS)
+def clear(x, rows, columns):
+    """Make rows zero."""
+    for r in range(rows):
+        row_of(x, r, columns)[:] = _ZERO
+
+
+@helper(SUMS)
+def times_panels(x, rows, panels, count, columns, out):
+    """Multiply rows, `count` numbers each, with a matrix in panels."""
+    left, right = (x[1], x[2], 1, rows), (0, count * PANEL, PANEL, columns // PANEL)
+    multiply(x[0], left, panels, right, out[0], (out[1], out[2], PANEL), count, False)
+
+
+@helper(SUMS)
+def add_outer(e, n, rows, x, columns, sums):
+    """Add sum_r e_r x_r' to sums in panels."""
+    left, right = (e[1], 1, e[2], n), (x[1], PANEL, x[2], columns // PANEL)
+    multiply(e[0], left, x[0], right, sums, (0, PANEL, n * PANEL), rows, True)
+
+
+# A nan in an input is in all exponents of its row: the first element tells.
+@helper(SUMS | {"nnan"})
+def _largest_size(row):
+    top = _ZERO
+    for c in range(row.shape[0]):
+        top = max(top, abs(row[c]))
+    return top
+
+
+@helper(SUMS)
+def query_row(row, z):
+    """Take exponentials over the largest; give if all is finite, and row . z."""
+    top, total = row_max(row), _ZERO
+    finite = abs(row[0]) < _HUGE and top < _HUGE
+    for c in range(row.shape[0]):
+        row[c] = exp(row[c] - top)
+        total += row[c] * z[c]
+    return finite, total
+
+
+@helper(SUMS)
+def query_features(e, n, z, totals):
+    """Turn exponents of queries into features, write e . z; give if all is finite."""
+    finite = True
+    for r in range(totals.shape[0]):
+        good, totals[r] = query_row(row_of(e, r, n), z)
+        finite &= good
+    return finite
+
+
+@helper(SUMS)
+def key_row(row):
+    """Take exponentials; give the size of the largest exponent, and their sum."""
+    top = _largest_size(row) if abs(row[0]) < _HUGE else _f(np.inf)
+    total = _ZERO
+    for c in range(row.shape[0]):
+        row[c] = exp(row[c])
+        total += row[c]
+    return top, total
+
+
+@helper(SUMS)
+def _add_row(row, weight, z):
+    for c in range(row.shape[0]):
+        z[c] += weight * row[c]
+
+
+@helper(SUMS)
+def add_features(e, n, weights, z):
+    """Add the features of rows, times their weights, to z."""
+    for r in range(weights.shape[0]):
+        _add_row(row_of(e, r, n), weights[r], z)
+
+
+@helper(SUMS)
+def key_features(favor, e, n, weights, alive, z):
+    """Turn exponents of keys into features; add to z; give the largest exponent."""
+    top = _ZERO
+    for r in range(weights.shape[0]):
+        row = row_of(e, r, n)
+        if not alive[r]:
+            row[:] = _ZERO
+            weights[r] = _ZERO
+            continue
+        largest, total = key_row(row)
+        top = max(top, largest)
+        if not favor:
+            weights[r] = _ONE / total
+        _add_row(row, weights[r], z)
+    return top
+
+
+@helper(SUMS)
+def repeat_key_features(e, n, weights):
+    """Turn exponents of keys into features once more."""
+    for r in range(weights.shape[0]):
+        row = row_of(e, r, n)
+        if weights[r] > _ZERO:
+            key_row(row)
+        else:
+            row[:] = _ZERO
+
+
+@helper(SUMS)
+def all_finite(x):
+    """Say whether there is no nan and no infinity."""
+    total = _ZERO
+    for c in range(x.shape[0]):
+        total += x[c] * _ZERO
+    return total == _ZERO
+
+
+@helper(SUMS)
+def mask_rows(mask, sequence, alive):
+    """Write which keys of a sequence there are."""
+    m = alive.shape[0]
+    for j in range(m):
+        alive[j] = mask.shape[0] == 0 or mask[sequence * m + j]
+
+
+@helper(SUMS)
+def key_weights(favor, k, alive, dim, weights):
+    """Write favor's weights exp(-|k|^2 / 2) over the largest; give their log range."""
+    if not favor:
+        return _ZERO
+    least, most = _f(np.inf), _f(-np.inf)
+    for j in range(weights.shape[0]):
+        half = _ZERO
+        if alive[j]:
+            row = row_of(k, j, dim)
+            for c in range(dim):
+                half += row[c] * row[c]
+            half *= _HALF
+            least, most = min(least, half), max(most, half)
+        weights[j] = half
+    for j in range(weights.shape[0]):
+        weights[j] = exp(least - weights[j])
+    return max(most - least, _ZERO)
+
+
+@helper(SUMS)
+def weighted_rows(x, weights, dim, out):
+    """Copy rows times their weights; what a mask removes may be anything, even nan."""
+    for r in range(weights.shape[0]):
+        row, new, weight = row_of(x, r, dim), row_of(out, r, dim), weights[r]
+        for c in range(dim):
+            product = weight * row[c]
+            new[c] = product if weight > _ZERO else _ZERO
+
+
+@helper(SUMS)
+def masked_rows(x, weights, dim, out):
+    """Copy rows; what a mask removes becomes zero."""
+    for r in range(weights.shape[0]):
+        row, new, alive = row_of(x, r, dim), row_of(out, r, dim), weights[r] > _ZERO
+        for c in range(dim):
+            new[c] = row[c] if alive else _ZERO
+
+
+@helper(SUMS)
+def normalise(out, dim, totals):
+    """Divide rows by totals, which become one over themselves."""
+    for r in range(totals.shape[0]):
+        # A query that no key answers gets zero.
+        inverse = _ONE / totals[r] if totals[r] > _ZERO else _ZERO
+        row, totals[r] = row_of(out, r, dim), inverse
+        for c in range(dim):
+            row[c] *= inverse
+
+
+@helper(SUMS)
+def _sum_keys(favor, shape, keys, work, kept, held):
+    """Sum over the keys of a group; give the largest exponent plus the range of c."""
+    _, _, m, dim, dim_v, n = shape
+    k, v, alive, weights = keys
+    panels, scratch, values = work
+    sums, z = held
+    sums[:], z[:], top = _ZERO, _ZERO, _ZERO
+    spread = key_weights(favor, k, alive, dim, weights)
     for r0 in range(0, m, BLOCK):
         rows = min(BLOCK, m - r0)
-        if not mask_rows(mask, group, batch, r0, rows, m, alive):
-            weights[r0 : r0 + rows] = _ZERO
+        own, real = weights[r0 : r0 + rows], alive[r0 : r0 + rows]
+        if not real.any():
+            own[:] = _ZERO
             continue
-        e, e0 = (features, r0 * stride) if features.shape[0] else (scratch, 0)
-        project(k, k0 + r0 * k[1][2], rows, dim, panels, e, e0, n)
-        part = weights[r0 : r0 + rows]
-        top = max(top, key_features(favor, e, e0, n, rows, part, alive, z))
-        weighted_rows(v, v0 + r0 * v[1][2], part, rows, dim_v, values)
-        right = (0, PANEL, dim_v, dim_v // PANEL)
-        target = (0, PANEL, n * PANEL)
-        multiply(e, (e0, 1, stride, n), values, right, sums, target, rows, True)
-    return top, spread
+        e = feature_rows(kept, scratch, r0, n)
+        times_panels(after(k, r0), rows, panels, dim, n, e)
+        top = max(top, key_features(favor, e, n, own, real, z))
+        weighted_rows(after(v, r0), own, dim_v, values)
+        add_outer(e, n, rows, values, dim_v, sums)
+    return top + spread
 
 
 @helper(SUMS)
-def _apply_queries(q, out, shape, group, work, kept):
+def _apply_queries(shape, queries, work, kept, held):
     """Apply the sums to the queries of a group; give whether all was finite."""
-    batch, length, _, dim, dim_v, n = shape
-    panels, scratch = work
-    features, inverses, sums, z = kept
-    q0, o0 = start(q, group, batch), start(out, group, batch)
-    stride, finite = row_stride(n), True
+    _, length, _, dim, dim_v, n = shape
+    q, out, inverses = queries
+    panels, scratch, _ = work
+    sums, z = held
+    finite = True
     for r0 in range(0, length, BLOCK):
-        rows = min(BLOCK, length - r0)
-        e, e0 = (features, r0 * stride) if features.shape[0] else (scratch, 0)
-        project(q, q0 + r0 * q[1][2], rows, dim, panels, e, e0, n)
-        for r in range(rows):
-            good, total = query_row(e, e0 + r * stride, n, z)
-            finite &= good
-            # A query that no key answers gets zero.
-            inverses[r0 + r] = _ONE / total if total > _ZERO else _ZERO
-        right = (0, n * PANEL, PANEL, dim_v // PANEL)
-        begin = o0 + r0 * out[1][2]
-        target = (begin, out[1][2], PANEL)
-        multiply(e, (e0, stride, 1, rows), sums, right, out[0], target, n, False)
-        for r in range(rows):
-            place, inverse = begin + r * out[1][2], inverses[r0 + r]
-            row = out[0][place : place + dim_v]
-            for c in range(dim_v):
-                row[c] *= inverse
+        own, block = inverses[r0 : min(r0 + BLOCK, length)], after(out, r0)
+        rows = own.shape[0]
+        e = feature_rows(kept, scratch, r0, n)
+        times_panels(after(q, r0), rows, panels, dim, n, e)
+        finite &= query_features(e, n, z, own)
+        times_panels(e, rows, sums, n, dim_v, block)
+        normalise(block, dim_v, own)
     return finite
 
 
@@ -99,7 +301,7 @@ def _apply_queries(q, out, shape, group, work, kept):
 def attend(options, inputs, shape, kept, out, limit, first, end):
     """Attend in the groups from `first` to `end`; give whether nothing was lost.
 
-    `about` is whether weights are favor's and the factor of the particles; `inputs`
+    `options` is whether weights are favor's and the factor of the particles; `inputs`
     holds q, k, v, each with its distances, the particles and the mask, which may be
     empty; `shape` is the batch, queries, keys, dim, dim_v and features. `kept` receives
     features of queries and keys (if not empty), one over the normalisers, weights, S
@@ -109,126 +311,152 @@ def attend(options, inputs, shape, kept, out, limit, first, end):
     q, k, v, positions, mask = inputs
     batch, length, m, dim, dim_v, n = shape
     e_q, e_k, inverses, weights, sums, z = kept
-    stride, size = row_stride(n), n * dim_v
-    panels = np.empty(n * dim, _f)
-    values, alive = np.empty(BLOCK * dim_v, _f), np.empty(BLOCK, np.bool_)
-    scratch = np.empty(BLOCK * stride, _f)
+    stride, panels = row_stride(n), np.empty(n * dim, _f)
+    values = rows_at(np.empty(BLOCK * dim_v, _f), 0, dim_v)
+    work = (panels, np.empty(BLOCK * stride, _f), values)
+    alive = np.empty(m, np.bool_)
     for group in range(first, end):
         if group == first or group % batch == 0:
-            transpose_panels(
-                positions, group // batch * n * dim, dim, n, dim, scale, panels
-            )
+            begin = group // batch * n * dim
+            transpose_panels(positions, begin, dim, n, dim, scale, panels)
             if not all_finite(panels):
                 return False
-        total, part = z[group * n : (group + 1) * n], sums[group * size :][:size]
-        total[:], part[:] = _ZERO, _ZERO
-        own = weights[group * m : (group + 1) * m]
-        kept_k = e_k[group * m * stride :][: m * stride] if e_k.shape[0] else e_k
-        work = (panels, values, alive, scratch)
-        high, spread = _sum_keys(
-            favor, k, v, mask, shape, group, work, (kept_k, own, part, total)
-        )
-        if not high + spread < limit:
+        place = (group, batch, 0)
+        held = part_of(sums, group, n * dim_v), part_of(z, group, n)
+        mask_rows(mask, group % batch, alive)
+        sides = rows_of(k, place), rows_of(v, place)
+        keys = (*sides, alive, part_of(weights, group, m))
+        features = part_of(e_k, group, m * stride)
+        if not _sum_keys(favor, shape, keys, work, features, held) < limit:
             return False
-        own = inverses[group * length : (group + 1) * length]
-        kept_q = (
-            e_q[group * length * stride :][: length * stride] if e_q.shape[0] else e_q
-        )
-        held = (kept_q, own, part, total)
-        if not _apply_queries(q, out, shape, group, (panels, scratch), held):
+        sides = rows_of(q, place), rows_of(out, place)
+        queries = (*sides, part_of(inverses, group, length))
+        features = part_of(e_q, group, length * stride)
+        if not _apply_queries(shape, queries, work, features, held):
             return False
     return True
 
 
 @helper(SUMS)
-def _pull_queries(q, out, grad, grad_q, shape, group, work, kept, results):
-    """Pull back through the queries of a group, and add to the gradients of S and z."""
-    batch, length, _, dim, dim_v, n = shape
-    scale, panels, turned_sums, position_panels, scratch, slopes, small = work
-    features, inverses, z = kept
-    grad_sums, grad_z, grad_positions = results
-    g_rows, dots = small
-    stride = row_stride(n)
-    q0, o0 = start(q, group, batch), start(out, group, batch)
-    g0, gq0 = start(grad, group, batch), start(grad_q, group, batch)
-    ones = np.ones(n, _f)
-    for r0 in range(0, length, BLOCK):
-        rows = min(BLOCK, length - r0)
-        e, e0, place = features, r0 * stride, q0 + r0 * q[1][2]
-        if not features.shape[0]:
-            e, e0 = scratch, 0
-            project(q, place, rows, dim, panels, e, e0, n)
-            for r in range(rows):
-                query_row(e, r * stride, n, ones)
-        begin = (o0 + r0 * out[1][2], g0 + r0 * grad[1][2])
-        part = inverses[r0 : r0 + rows]
-        grad_rows(out, grad, begin, part, rows, dim_v, small)
-        right = (0, PANEL, dim_v, dim_v // PANEL)
-        target = (0, PANEL, n * PANEL)
-        multiply(e, (e0, 1, stride, n), g_rows, right, grad_sums, target, rows, True)
-        right = (0, dim_v * PANEL, PANEL, n // PANEL)
-        target = (0, stride, PANEL)
-        left = (0, dim_v, 1, rows)
-        multiply(g_rows, left, turned_sums, right, slopes, target, dim_v, False)
-        for r in range(rows):
-            slope, own = slopes[r * stride :][:n], e[e0 + r * stride :][:n]
-            dot = dots[r]
-            for c in range(n):
-                grad_z[c] += dot * own[c]
-                slope[c] = scale * own[c] * (slope[c] + dot * z[c])
-        pull_rows(
-            q, place, grad_q, gq0 + r0 * grad_q[1][2], rows, dim, n, slopes,
-            position_panels, grad_positions,
-        )  # fmt: skip
+def grad_rows(out, grad, inverses, dim, g_rows, dots):
+    """Differentiate the ratio: rows g / D, and -(g . out) / D."""
+    for r in range(inverses.shape[0]):
+        inverse, total = inverses[r], _ZERO
+        y, g, row = row_of(out, r, dim), row_of(grad, r, dim), row_of(g_rows, r, dim)
+        for c in range(dim):
+            row[c] = g[c] * inverse
+        for c in range(dim):
+            total -= row[c] * y[c]
+        dots[r] = total
 
 
 @helper(SUMS)
-def _pull_keys(favor, k, v, grad_k, grad_v, shape, group, work, kept, results):
+def query_slopes(scale, e, n, dots, z, slopes):
+    """Turn gradients of the features of queries into those of their exponents."""
+    for r in range(dots.shape[0]):
+        slope, own, dot = row_of(slopes, r, n), row_of(e, r, n), dots[r]
+        for c in range(n):
+            slope[c] = scale * own[c] * (slope[c] + dot * z[c])
+
+
+@helper(SUMS)
+def key_slopes(favor, scale, e, n, weights, grad_z, slopes, totals):
+    """Turn gradients of the features of keys into those of their exponents."""
+    for r in range(weights.shape[0]):
+        slope, own = row_of(slopes, r, n), row_of(e, r, n)
+        weight, total = weights[r], _ZERO
+        for c in range(n):
+            slope[c] = weight * own[c] * (slope[c] + grad_z[c])
+            total += slope[c]
+        totals[r] = total
+        if not favor:
+            less = total * weight
+            for c in range(n):
+                slope[c] = scale * (slope[c] - less * own[c])
+
+
+@helper(SUMS)
+def pull_rows(x, grad_x, rows, dim, n, slopes, particles):
+    """Turn gradients of exponents into those of inputs and, if wanted, particles."""
+    position_panels, grad_positions = particles
+    times_panels(slopes, rows, position_panels, n, dim, grad_x)
+    if grad_positions.shape[0]:
+        left, right = (slopes[1], 1, slopes[2], n), (x[1], PANEL, x[2], dim // PANEL)
+        goal = (0, dim, PANEL)
+        multiply(slopes[0], left, x[0], right, grad_positions, goal, rows, True)
+
+
+@helper(SUMS)
+def finish_keys(favor, scale, e, k, weights, grads, shape, grad_z, work, particles):
+    """Pull gradients of features back to keys; put weights into those of values.
+
+    `grads` are the rows of both, those of values still without their weights.
+    """
+    _, _, _, dim, dim_v, n = shape
+    grad_k, grad_v = grads
+    slopes, keys, totals = work
+    key_slopes(favor, scale, e, n, weights, grad_z, slopes, totals)
+    masked_rows(k, weights, dim, keys)
+    pull_rows(keys, grad_k, weights.shape[0], dim, n, slopes, particles)
+    for r in range(weights.shape[0]):
+        row, weight = row_of(grad_v, r, dim_v), weights[r]
+        for c in range(dim_v):
+            row[c] *= weight
+        if favor:
+            row, key, total = row_of(grad_k, r, dim), row_of(keys, r, dim), totals[r]
+            for c in range(dim):
+                row[c] -= total * key[c]
+
+
+@helper(SUMS)
+def _pull_queries(scale, shape, queries, kept, held, work, results, particles):
+    """Pull back through the queries of a group, and add to the gradients of S and z."""
+    _, length, _, dim, dim_v, n = shape
+    q, out, grad, grad_q, inverses = queries
+    sum_panels, z = held
+    panels, scratch, slopes, g, dots = work
+    grad_sums, grad_z = results
+    ones = np.ones(n, _f)
+    for r0 in range(0, length, BLOCK):
+        own, x = inverses[r0 : min(r0 + BLOCK, length)], after(q, r0)
+        rows = own.shape[0]
+        e = feature_rows(kept, scratch, r0, n)
+        if not kept.shape[0]:
+            times_panels(x, rows, panels, dim, n, e)
+            query_features(e, n, ones, dots[:rows])
+        grad_rows(after(out, r0), after(grad, r0), own, dim_v, g, dots)
+        add_outer(e, n, rows, g, dim_v, grad_sums)
+        times_panels(g, rows, sum_panels, dim_v, n, slopes)
+        add_features(e, n, dots[:rows], grad_z)
+        query_slopes(scale, e, n, dots[:rows], z, slopes)
+        pull_rows(x, after(grad_q, r0), rows, dim, n, slopes, particles)
+
+
+@helper(SUMS)
+def _pull_keys(options, shape, keys, kept, sum_panels, work, results, particles):
     """Pull back through the keys and values of a group."""
-    batch, _, m, dim, dim_v, n = shape
-    scale, panels, turned_sums, position_panels, scratch, slopes, small = work
-    features, weights = kept
-    grad_sums, grad_z, grad_positions = results
-    values, keys, totals = small
-    stride = row_stride(n)
-    k0, v0 = start(k, group, batch), start(v, group, batch)
-    gk0, gv0 = start(grad_k, group, batch), start(grad_v, group, batch)
-    flip_panels(grad_sums, n, dim_v, turned_sums)
+    favor, scale = options
+    _, _, m, dim, dim_v, n = shape
+    k, v, grad_k, grad_v, weights = keys
+    panels, scratch, slopes, values, copies, totals = work
+    grad_sums, grad_z = results
+    flip_panels(grad_sums, n, dim_v, sum_panels)
     for r0 in range(0, m, BLOCK):
-        rows = min(BLOCK, m - r0)
-        own = weights[r0 : r0 + rows]
-        e, e0, place = features, r0 * stride, k0 + r0 * k[1][2]
-        gk, gv = gk0 + r0 * grad_k[1][2], gv0 + r0 * grad_v[1][2]
+        own, x = weights[r0 : min(r0 + BLOCK, m)], after(k, r0)
+        rows, grads = own.shape[0], (after(grad_k, r0), after(grad_v, r0))
         if not own.max() > _ZERO:
-            for r in range(rows):
-                grad_k[0][gk + r * grad_k[1][2] :][:dim] = _ZERO
-                grad_v[0][gv + r * grad_v[1][2] :][:dim_v] = _ZERO
+            clear(grads[0], rows, dim)
+            clear(grads[1], rows, dim_v)
             continue
-        if not features.shape[0]:
-            e, e0 = scratch, 0
-            project(k, place, rows, dim, panels, e, e0, n)
-            for r in range(rows):
-                if own[r] > _ZERO:
-                    key_row(e, r * stride, n)
-        masked_rows(v, v0 + r0 * v[1][2], own, rows, dim_v, values)
-        masked_rows(k, place, own, rows, dim, keys)
-        for r in range(rows):
-            if not own[r] > _ZERO:
-                e[e0 + r * stride :][:n] = _ZERO
-        right = (0, n * PANEL, PANEL, dim_v // PANEL)
-        target = (gv, grad_v[1][2], PANEL)
-        multiply(
-            e, (e0, stride, 1, rows), grad_sums, right, grad_v[0], target, n, False
-        )
-        right = (0, dim_v * PANEL, PANEL, n // PANEL)
-        left, target = (0, dim_v, 1, rows), (0, stride, PANEL)
-        multiply(values, left, turned_sums, right, slopes, target, dim_v, False)
-        key_slopes(favor, scale, e, e0, n, rows, own, grad_z, slopes, totals)
-        pull_rows(
-            (keys, (0, 0, dim)), 0, grad_k, gk, rows, dim, n, slopes,
-            position_panels, grad_positions,
-        )  # fmt: skip
-        finish_keys(favor, own, totals, keys, (grad_k, gk, dim), (grad_v, gv, dim_v))
+        e = feature_rows(kept, scratch, r0, n)
+        if not kept.shape[0]:
+            times_panels(x, rows, panels, dim, n, e)
+            repeat_key_features(e, n, own)
+        masked_rows(after(v, r0), own, dim_v, values)
+        times_panels(e, rows, grad_sums, n, dim_v, grads[1])
+        times_panels(values, rows, sum_panels, dim_v, n, slopes)
+        small = (slopes, copies, totals)
+        finish_keys(favor, scale, e, x, own, grads, shape, grad_z, small, particles)
 
 
 @entry(SUMS)
@@ -242,42 +470,43 @@ def attend_back(options, inputs, shape, kept, outputs, grads, first, end):
     """
     favor, scale = options[0], _f(options[1])
     q, k, v, positions, _ = inputs
+    out, grad = outputs
     batch, length, m, dim, dim_v, n = shape
     e_q, e_k, inverses, weights, sums, z = kept
     grad_q, grad_k, grad_v, grad_positions = grads
     stride, size = row_stride(n), n * dim_v
     panels, position_panels = np.empty(n * dim, _f), np.empty(n * dim, _f)
-    turned_sums, grad_sums, grad_z = (
-        np.empty(size, _f),
-        np.empty(size, _f),
-        np.empty(n, _f),
-    )
-    scratch, slopes = np.empty(BLOCK * stride, _f), np.empty(BLOCK * stride, _f)
-    rows = np.empty(BLOCK * dim_v, _f)
-    dots, keys = np.empty(BLOCK, _f), np.empty(BLOCK * dim, _f)
+    sum_panels, grad_sums = np.empty(size, _f), np.empty(size, _f)
+    slopes = rows_at(np.empty(BLOCK * stride, _f), 0, stride)
+    values = rows_at(np.empty(BLOCK * dim_v, _f), 0, dim_v)
+    copies = rows_at(np.empty(BLOCK * dim, _f), 0, dim)
+    dots = np.empty(BLOCK, _f)
+    grad_z, scratch = np.empty(n, _f), np.empty(BLOCK * stride, _f)
+    for_queries = (panels, scratch, slopes, values, dots)
+    for_keys = (panels, scratch, slopes, values, copies, dots)
+    results = (grad_sums, grad_z)
     for group in range(first, end):
         begin = group // batch * n * dim
         if group == first or group % batch == 0:
             transpose_panels(positions, begin, dim, n, dim, scale, panels)
             copy_panels(positions, begin, dim, n, dim, position_panels)
-        own = grad_positions
-        if own.shape[0]:
-            own = own[begin : begin + n * dim]
-        flip_panels(sums[group * size :][:size], n, dim_v, turned_sums)
+        particles = (position_panels, part_of(grad_positions, group // batch, n * dim))
+        flip_panels(part_of(sums, group, size), n, dim_v, sum_panels)
+        place = (group, batch, 0)
         grad_sums[:], grad_z[:] = _ZERO, _ZERO
-        results = (grad_sums, grad_z, own)
-        work = (scale, panels, turned_sums, position_panels, scratch, slopes)
-        kept_q = (
-            e_q[group * length * stride :][: length * stride] if e_q.shape[0] else e_q
-        )
+        sides = rows_of(q, place), rows_of(out, place)
+        goals = rows_of(grad, place), rows_of(grad_q, place)
+        queries = (*sides, *goals, part_of(inverses, group, length))
+        features = part_of(e_q, group, length * stride)
+        held = (sum_panels, part_of(z, group, n))
         _pull_queries(
-            q, outputs[0], outputs[1], grad_q, shape, group,
-            (*work, (rows, dots)),
-            (kept_q, inverses[group * length :][:length], z[group * n :][:n]),
-            results,
-        )  # fmt: skip
-        kept_k = e_k[group * m * stride :][: m * stride] if e_k.shape[0] else e_k
+            scale, shape, queries, features, held, for_queries, results, particles
+        )
+        sides = rows_of(k, place), rows_of(v, place)
+        goals = rows_of(grad_k, place), rows_of(grad_v, place)
+        keys = (*sides, *goals, part_of(weights, group, m))
+        features = part_of(e_k, group, m * stride)
+        kind = (favor, scale)
         _pull_keys(
-            favor, k, v, grad_k, grad_v, shape, group, (*work, (rows, keys, dots)),
-            (kept_k, weights[group * m :][:m]), results,
-        )  # fmt: skip
+            kind, shape, keys, features, sum_panels, for_keys, results, particles
+        )

@@ -86,9 +86,9 @@ def _weigh(row, weights, n, out):
 @helper(SUMS)
 def _dot(a, b, i, c0, width):
     """Multiply row i of two matrices, `width` columns from c0 on."""
-    total = _ZERO
-    for c in range(c0, c0 + width):
-        total += a[i, c] * b[i, c]
+    left, right, total = a[i, c0 : c0 + width], b[i, c0 : c0 + width], _ZERO
+    for c in range(width):
+        total += left[c] * right[c]
     return total
 
 

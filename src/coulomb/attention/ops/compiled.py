@@ -189,7 +189,7 @@ def decode(
     state: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Add one token to a state and attend to all tokens so far."""
-    from coulomb.kernels import decode as loops
+    from coulomb.kernels import causal as loops
 
     # Heads that share their particles do not get a copy each.
     particles = _array(positions[:1] if positions.stride(0) == 0 else positions)
