@@ -287,7 +287,7 @@ class ExactSum(AbstractPairSum):
                 threads=self.threads or torch.get_num_threads(),
             )
             return PairField(torch.from_numpy(potential), torch.from_numpy(gradient))
-        return tiled_sum(interaction, positions, self.tile)
+        return _tiled_sum(interaction, positions, self.tile)
 
 
 @pair_sums.add("random-batch")
@@ -433,7 +433,7 @@ def _compiled_pays(interaction: AbstractInteraction, positions: Tensor) -> bool:
     )
 
 
-def tiled_sum(
+def _tiled_sum(
     interaction: AbstractInteraction, positions: Tensor, tile: int
 ) -> PairField:
     """Sum exactly over tiles: far pairs by matrix products, near ones explicitly."""

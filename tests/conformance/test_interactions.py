@@ -14,10 +14,10 @@ from coulomb.interactions import (
     Log,
     RandomBatchSum,
     Riesz,
+    _tiled_sum,
     interactions,
     pair_energy,
     pair_sums,
-    tiled_sum,
 )
 
 EXPONENTS = [-1.9, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.7]
@@ -72,7 +72,7 @@ class TestRiesz:
         (gradient,) = torch.autograd.grad(11 * energy, variable)
         for field in (
             ExactSum()(interaction, positions),
-            tiled_sum(interaction, positions, tile),
+            _tiled_sum(interaction, positions, tile),
             RandomBatchSum(100)(interaction, positions, generator=generator),
             FarFieldSum(100)(interaction, positions, generator=generator),
         ):
@@ -153,7 +153,7 @@ class TestCoincidentParticles:
         positions = torch.zeros(5, 3, dtype=torch.float64)
         positions[3:] = 1.0
         compiled = ExactSum()(Riesz(0.0), positions)
-        plain = tiled_sum(Riesz(0.0), positions, 2)
+        plain = _tiled_sum(Riesz(0.0), positions, 2)
         torch.testing.assert_close(compiled.gradient, plain.gradient)
 
     def test_force_inside_the_truncation_is_zero(self):

@@ -623,6 +623,17 @@ def _to_numpy(values: Tensor | float | None) -> Any:
 
 
 def mean_square(vectors: Tensor) -> float:
-    """Average the squared norms of vectors, shape `(..., dim)`."""
+    """Average the squared norms of vectors.
+
+    Parameters
+    ----------
+    vectors
+        Shape `(..., dim)`.
+
+    Returns
+    -------
+    float
+        The mean square.
+    """
     flat = vectors.reshape(-1, vectors.shape[-1])
     return float(torch.linalg.vector_norm(flat)) ** 2 / len(flat)

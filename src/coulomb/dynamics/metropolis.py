@@ -63,10 +63,32 @@ def metropolis_move(
     """Move every configuration once, leaving its law invariant.
 
     The proposal is `w + h clip(grad log p) + sqrt(2 h) xi`; one that leaves the domain
-    is refused, except that in a bounded box it is reflected (unless `reflect` is
-    False), and its density is the sum over its mirror images. A particle's gradient is
-    shortened to `limit`, by default to where the drift is as long as the noise, which
-    singular forces need; any drift is exact.
+    is refused, or reflected, and then its density is the sum over its mirror images.
+
+    Parameters
+    ----------
+    law
+        Gives the logarithm of the density and its gradient.
+    positions
+        Shape `(configurations, n_particles, dim)`.
+    here
+        The law at these positions.
+    step_size
+        `h` of each configuration.
+    domain
+        Where particles may be.
+    limit
+        The largest norm of a particle's gradient in the proposal; any is exact. None
+        makes the drift at most as long as the noise, which singular forces need.
+    reflect
+        Reflect at the walls of a bounded box instead of refusing.
+    generator
+        The source of randomness.
+
+    Returns
+    -------
+    Move
+        Positions, the law there, which proposals were accepted, and their noise.
     """
     box = domain if reflect and isinstance(domain, Box) and _bounded(domain) else None
     if box is not None:

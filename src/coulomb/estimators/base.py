@@ -38,6 +38,7 @@ _LARGEST_VALUE = 1e300
 # Below this, squares stay in range.
 _SQUARABLE = 1e150
 _TARGETS = ("auto", "classes", "number")
+_ROWS: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
 _FORMAT = "coulomb-estimator-1"
 # Settings that are objects; nothing else in a file becomes one.
 _KINDS: list[type] = [Ball, Box, Space, Sphere, Riesz]
@@ -91,10 +92,7 @@ class AbstractFourierSampler(
         return self._features(X)
 
     def _features(self, X: Any) -> np.ndarray:
-        check_is_fitted(self)
-        X = validate_data(
-            self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False
-        )
+        X = self._check_new(X)
         features = np.empty((X.shape[0], self._n_features_out), dtype=X.dtype)
         amplitudes = self.feature_scale_.astype(X.dtype)
         blocks = self._cosines(X, self.random_weights_, self.random_offset_)
@@ -206,11 +204,10 @@ class AbstractFourierSampler(
         self, X: Any, y: Any, sample_weight: Any, **options: Any
     ) -> tuple[Any, Any, np.ndarray]:
         """Check data and weights; without supervision labels are not looked at."""
-        options |= {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
         if self._supervised:
-            X, y = validate_data(self, X, y, **options)
+            X, y = validate_data(self, X, y, **_ROWS, **options)
         else:
-            X, y = validate_data(self, X, **options), None
+            X, y = validate_data(self, X, **_ROWS, **options), None
         weight = _check_sample_weight(
             sample_weight, X, dtype=np.float64, ensure_non_negative=True
         )
@@ -225,6 +222,10 @@ class AbstractFourierSampler(
         except BaseException:
             self.__dict__ = before
             raise
+
+    def _check_new(self, X: Any) -> Any:
+        check_is_fitted(self)
+        return validate_data(self, X, reset=False, **_ROWS)
 
     def _check_gamma(self) -> None:
         if not is_name("gamma", self.gamma, *self._gammas):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from coulomb._support.checks import check_count, check_member, check_real
 from coulomb._support.errors import ParameterError
@@ -33,7 +33,7 @@ from coulomb.estimators.learning import (
     draw_random_features,
     learn,
 )
-from coulomb.estimators.selection import DIVERGENCES, LAWS, Features
+from coulomb.estimators.selection import LAWS, Features
 from coulomb.features import (
     DEFAULT_ESTIMATOR_MAP,
     Particles,
@@ -473,9 +473,7 @@ class CoulombSampler(AbstractFourierSampler):
         feature_map = as_feature_map(self.feature_map)
         if feature_map.averages_phases:
             return super()._features(X)
-        X = validate_data(
-            self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False
-        )
+        X = self._check_new(X)
         dense = X.toarray() if sparse.issparse(X) else X
         scaled = torch.from_numpy(np.ascontiguousarray(self._scaled(dense)))
         positions = torch.from_numpy(self.random_weights_.T.astype(X.dtype))
@@ -626,7 +624,6 @@ def resolve_settings(sampler: Any, seed: int) -> LearningSettings:
         n_particles=n_particles,
         laws=_open_laws(sampler.gamma, sampler.coordinates),
         inverse_temperature=beta,
-        divergences=DIVERGENCES,
         n_candidates=n_candidates,
         max_iter=check_count("max_iter", sampler.max_iter, at_least=0),
         tol=check_real("tol", sampler.tol, at_least=0),

@@ -83,7 +83,6 @@ class LearningSettings:
     n_particles: int
     laws: dict[str, SpectralMixture]
     inverse_temperature: float | None
-    divergences: tuple[float, ...]
     n_candidates: int | None
     max_iter: int
     tol: float
@@ -197,18 +196,16 @@ class _Fit:
         settings, laws = self.settings, self.settings.laws
         first = next(iter(laws))
         free = settings.inverse_temperature is None
-        divergences = settings.divergences if free else ()
-        if len(laws) * max(1, len(divergences)) == 1:
-            return first, divergences[0] if divergences else None, []
+        if len(laws) == 1 and not free:
+            return first, None, []
         fourier = settings.feature_map.averages_phases
         few = self.distinct_rows < _ENOUGH_TO_CHOOSE
-        if few or not fourier or not divergences:
+        if few or not fourier or not free:
             law, divergence = CAUTIOUS if few else REFERENCE
             return law if law in laws else first, divergence if free else None, []
         best, trials = choose_law(
             self.some_rows(_ROWS_TO_CHOOSE),
             laws=laws,
-            divergences=divergences,
             n_candidates=settings.n_candidates or settings.n_particles,
             n_features=settings.n_components,
             generator=settings.generator("selection"),

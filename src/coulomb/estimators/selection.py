@@ -162,7 +162,6 @@ def choose_law(
     rows: Rows,
     *,
     laws: dict[str, SpectralMixture],
-    divergences: tuple[float, ...],
     n_candidates: int,
     n_features: int,
     generator: torch.Generator,
@@ -178,7 +177,7 @@ def choose_law(
         seen.add(parts)
         positions = law.draw(n_candidates, dim, generator=generator).to(rows.x)
         sums = _fold_sums(rows, positions)
-        for divergence in divergences:
+        for divergence in DIVERGENCES:
             predictions = _predict_by_law(
                 rows, sums, positions, divergence, count, generator
             )
