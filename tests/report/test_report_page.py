@@ -23,8 +23,7 @@ from report_cases import (
 from coulomb._support.archive import write_json
 from coulomb._support.errors import ParameterError
 from coulomb.experiments.records import FILE, FRAMES
-from coulomb.report.load_results import read_results
-from coulomb.report.page import arrange, write_report
+from coulomb.report.page import arrange, read_results, write_report
 
 VOID = {"meta", "link", "img", "input"}
 EVIL = '</script><script>window.owned=1</script><img src=x onerror="window.owned=1">'
@@ -247,7 +246,7 @@ def test_a_line_cut_short_is_left_out(tmp_path):
     path.write_bytes(path.read_bytes()[:-30])
     contents = arrange(read_results(tmp_path))
     assert contents.problems == ()
-    assert contents.tiles[1].value == "5"
+    assert contents.tiles["records, one per job and control"] == "5"
 
 
 def test_partial_records_are_enough(tmp_path):

@@ -22,6 +22,9 @@ from coulomb._support.archive import write_json
 from coulomb.cli.experiments import report
 from coulomb.experiments import Record
 from coulomb.report.chart import (
+    DARK,
+    LIGHT,
+    TONES,
     Axis,
     Chart,
     Curve,
@@ -35,12 +38,11 @@ from coulomb.report.chart import drawable as keep
 from coulomb.report.interactive import interactive
 from coulomb.report.movie import pack, read_runs
 from coulomb.report.page import draw
-from coulomb.report.palette import _TONES, DARK, LIGHT
 from coulomb.report.print import printed
 from coulomb.report.rows import Row, averaged, by_row, row_inks, tick
 from coulomb.report.sections.phase_a import phase_a_section
 from coulomb.report.sections.theory import theory_charts
-from coulomb.report.tables import Column, Table, mark_best, number, text
+from coulomb.report.tables import Column, mark_best, tabulate
 
 X, Y = Axis("x"), Axis("y")
 
@@ -62,7 +64,7 @@ def contrast(first, second):
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_text_is_readable(theme):
-    tones = {name: pair[theme] for name, pair in _TONES.items()}
+    tones = {name: pair[theme] for name, pair in TONES.items()}
     for ground in ("page", "surface", "raised"):
         for word in ("text", "muted", "accent"):
             assert contrast(tones[word], tones[ground]) >= 4.5, (word, ground)
@@ -74,7 +76,7 @@ def test_text_is_readable(theme):
 def test_lines_can_be_seen():
     """Thin lines stand out at 2 to 1 at least; dash and marker tell them apart too."""
     assert min(contrast(colour, "#ffffff") for colour in LIGHT) > 2
-    assert min(contrast(colour, _TONES["surface"][1]) for colour in DARK) > 3
+    assert min(contrast(colour, TONES["surface"][1]) for colour in DARK) > 3
 
 
 def test_no_two_rows_look_the_same():
@@ -142,10 +144,9 @@ def test_every_kind_of_layer_is_drawn(layer):
 
 
 def test_the_best_is_marked_with_its_ties():
-    columns = (Column("a", numeric=False), Column("up", better=1), Column("down"))
+    columns = ("a", Column("up", better=1), Column("down"))
     values = [(0.5, 1.0), (0.9, 2.0), (0.90001, 3.0), (None, 4.0)]
-    rows = tuple((text("r"), number(a), number(b)) for a, b in values)
-    table = mark_best(Table("k", "c", columns, rows))
+    table = mark_best(tabulate("k", "c", columns, [("r", *pair) for pair in values]))
     assert [row[1].best for row in table.rows] == [False, True, True, False]
     assert not any(row[2].best for row in table.rows)
 

@@ -1,15 +1,72 @@
-"""Charts as plain data: one description, drawn on the page and in print alike."""
+"""Charts as plain data, and their colours: drawn on the page and in print alike."""
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from coulomb.report.tables import harmless
+from coulomb.report.tables import harmless, write_csv
 
+Item = TypeVar("Item")
 Numbers = tuple[float, ...]
+
+# Colours, dashes and markers that colour-blind readers can tell apart: Okabe and Ito's
+# colours without yellow, for light pages and for print; then the same hues, lighter,
+# for dark pages. Slot 0 is the text.
+_SLOTS = (
+    ("#24292f", "#e8e8e4"),
+    ("#D55E00", "#ff8a3d"),
+    ("#0072B2", "#5aaef0"),
+    ("#009E73", "#2fc79c"),
+    ("#CC79A7", "#e79bc8"),
+    ("#E69F00", "#f2b840"),
+    ("#56B4E9", "#9ad4f7"),
+    ("#7A7A7A", "#a3a3a3"),
+)
+LIGHT, DARK = zip(*_SLOTS, strict=True)
+# The page itself: what it is for, on a light and on a dark page.
+TONES = {
+    "page": ("#f7f6f2", "#121417"),
+    "surface": ("#ffffff", "#1a1d21"),
+    "raised": ("#f1efe9", "#23272c"),
+    "text": ("#22262b", "#e8e8e4"),
+    "muted": ("#5a626b", "#a5adb6"),
+    "line": ("#d9d6cd", "#363c43"),
+    "grid": ("#ebe9e3", "#2a2f35"),
+    "accent": ("#a84600", "#ff9a57"),
+    "accent-soft": ("#fbe9dc", "#3a2515"),
+    "good": ("#00684a", "#5fd6ae"),
+    "good-soft": ("#dcf2ea", "#12352a"),
+    "bad": ("#a3361f", "#ff9b85"),
+    "bad-soft": ("#fbe4de", "#40201a"),
+    "open": ("#4d5966", "#b4bec8"),
+    "open-soft": ("#e6e9ec", "#2b3138"),
+    "shadow": ("0 1px 2px rgb(30 25 15 / 6%), 0 4px 16px rgb(30 25 15 / 5%)", "none"),
+}
+DASHES = ("solid", "dash", "dot", "dashdot")
+PRINTED_DASHES = ("-", "--", ":", "-.")
+MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star")
+PRINTED_MARKERS = ("o", "s", "D", "^", "x", "P", "*")
+BAND_OPACITY = 0.13
+
+
+def theme_styles() -> str:
+    """Write both themes as style sheet variables; `data-theme` overrules the system."""
+    colours = TONES | {f"slot-{i}": pair for i, pair in enumerate(_SLOTS)}
+    light, dark = (
+        "".join(f"--{name}:{pair[theme]};" for name, pair in colours.items())
+        for theme in (0, 1)
+    )
+    slots = "".join(
+        f".slot-{i}{{stroke:var(--slot-{i})}}.dot.slot-{i}{{fill:var(--slot-{i})}}"
+        for i in range(len(_SLOTS))
+    )
+    return (
+        f":root{{color-scheme:light;{light}}}\n"
+        "@media (prefers-color-scheme:dark){:root:not([data-theme=light])"
+        f"{{color-scheme:dark;{dark}}}}}\n"
+        f":root[data-theme=dark]{{color-scheme:dark;{dark}}}\n{slots}\n"
+    )
 
 
 class Ink(NamedTuple):
@@ -32,6 +89,10 @@ class Axis:
     ticks: Numbers = ()
     names: tuple[str, ...] = ()
     zero: bool = False
+
+    def shows(self, value: float) -> bool:
+        """Whether a value has a place on this axis."""
+        return math.isfinite(value) and (value > 0 or not self.log)
 
 
 @dataclass(frozen=True)
@@ -101,16 +162,14 @@ class Chart:
         words = [f"{self.title}: {self.y.label} against {self.x.label}."]
         for layer in self.layers[:12]:
             if isinstance(layer, Curve) and layer.y:
-                first, last = _short(layer.y[0]), _short(layer.y[-1])
-                start, end = _short(layer.x[0]), _short(layer.x[-1])
-                words.append(
-                    f"{layer.name}: {first} at {start}, {last} at {end}."
-                    if len(layer.y) > 1
-                    else f"{layer.name}: {first} at {start}."
-                )
+                ends = list(zip(layer.x, layer.y, strict=True))[
+                    :: len(layer.y) - 1 or 1
+                ]
+                told = ", ".join(f"{y:.3g} at {x:.3g}" for x, y in ends)
+                words.append(f"{layer.name}: {told}.")
             elif isinstance(layer, Dots) and self.y.names:
                 pairs = zip(layer.rows, layer.values, strict=True)
-                each = (f"{self.y.names[round(r)]} {_short(v)}" for r, v in pairs)
+                each = (f"{self.y.names[round(r)]} {v:.3g}" for r, v in pairs)
                 words.append(f"{layer.name}: {', '.join(each)}.")
             else:
                 words.append(f"{layer.name}.")
@@ -132,55 +191,38 @@ def drawable(chart: Chart) -> Chart:
     layers: list[Layer] = []
     for layer in chart.layers:
         if isinstance(layer, Curve):
-            kept = _kept(layer, chart)
-            if not kept:
-                continue
-            layer = _pick(layer, kept, chart.y.log)
+            points = enumerate(zip(layer.x, layer.y, strict=True))
+            kept = [i for i, (x, y) in points if chart.x.shows(x) and chart.y.shows(y)]
+            layer = _pick_points(layer, kept, log=chart.y.log)
         elif isinstance(layer, Dots):
-            layer = _known(layer)
-            if not layer.values:
-                continue
-        layers.append(layer)
+            kept = [i for i, value in enumerate(layer.values) if math.isfinite(value)]
+            layer = replace(
+                layer,
+                values=_take(layer.values, kept),
+                rows=_take(layer.rows, kept),
+                reach=tuple(
+                    r if math.isfinite(r) else 0.0 for r in _take(layer.reach, kept)
+                ),
+            )
+        else:
+            kept = [0]
+        if kept:
+            layers.append(layer)
     return replace(chart, layers=tuple(layers))
 
 
-def _kept(curve: Curve, chart: Chart) -> list[int]:
-    def fine(value: float, axis: Axis) -> bool:
-        return math.isfinite(value) and (value > 0 or not axis.log)
-
-    pairs = enumerate(zip(curve.x, curve.y, strict=True))
-    return [i for i, (x, y) in pairs if fine(x, chart.x) and fine(y, chart.y)]
+def _take(values: tuple[Item, ...], kept: Sequence[int]) -> tuple[Item, ...]:
+    return tuple(values[i] for i in kept) if values else ()
 
 
-def _known(dots: Dots) -> Dots:
-    kept = [i for i, value in enumerate(dots.values) if math.isfinite(value)]
-    reach = [dots.reach[i] for i in kept] if dots.reach else []
-    return replace(
-        dots,
-        values=tuple(dots.values[i] for i in kept),
-        rows=tuple(dots.rows[i] for i in kept),
-        reach=tuple(r if math.isfinite(r) else 0.0 for r in reach),
-    )
-
-
-def _pick(curve: Curve, kept: Sequence[int], log: bool) -> Curve:
-    def take(values: Sequence[float]) -> Numbers:
-        return tuple(values[i] for i in kept) if values else ()
-
-    y, low, high = take(curve.y), take(curve.low), take(curve.high)
+def _pick_points(curve: Curve, kept: Sequence[int], *, log: bool) -> Curve:
+    y, low, high = (_take(v, kept) for v in (curve.y, curve.low, curve.high))
     if log:  # a band that reaches zero ends at the edge of the picture
-        low = tuple(
-            max(bottom, middle / 10) for bottom, middle in zip(low, y, strict=False)
-        )
-    finite = all(map(math.isfinite, (*low, *high)))
-    return replace(
-        curve,
-        x=take(curve.x),
-        y=y,
-        low=low if finite else (),
-        high=high if finite else (),
-        notes=tuple(curve.notes[i] for i in kept) if curve.notes else (),
-    )
+        low = tuple(max(end, middle / 10) for end, middle in zip(low, y, strict=False))
+    if not all(map(math.isfinite, (*low, *high))):
+        low = high = ()
+    x, notes = _take(curve.x, kept), _take(curve.notes, kept)
+    return replace(curve, x=x, y=y, low=low, high=high, notes=notes)
 
 
 def numbers(values: Iterable[float | None]) -> Numbers:
@@ -194,10 +236,6 @@ def numbers(values: Iterable[float | None]) -> Numbers:
     return tuple(math.nan if value is None else float(value) for value in values)
 
 
-def _short(value: float) -> str:
-    return f"{value:.3g}"
-
-
 def chart_numbers(chart: Chart) -> str:
     """Write the numbers behind a chart as comma-separated values.
 
@@ -208,13 +246,12 @@ def chart_numbers(chart: Chart) -> str:
     series,x,y,low,high
     a,1.0,2.0,1.5,2.5
     """
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\r\n")
-    writer.writerow(["series", "x", "y", "low", "high"])
-    for layer in chart.layers:
-        for line in _lines(layer, chart.y.names):
-            writer.writerow([harmless(layer.name), *line])
-    return file.getvalue()
+    rows = (
+        (harmless(layer.name), *line)
+        for layer in chart.layers
+        for line in _lines(layer, chart.y.names)
+    )
+    return write_csv(("series", "x", "y", "low", "high"), rows)
 
 
 def _lines(layer: Layer, names: tuple[str, ...]) -> Iterator[tuple[object, ...]]:

@@ -10,12 +10,13 @@ from matplotlib.figure import Figure
 from coulomb._support.archive import write_whole
 from coulomb.datasets import make_synthetic
 from coulomb.estimators import CoulombSampler
+from coulomb.report.chart import LIGHT
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
-BEFORE, AFTER = "#56B4E9", "#D55E00"
+BEFORE, AFTER = LIGHT[6], LIGHT[1]
 STYLE = {"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False}
 STYLE |= {"axes.spines.right": False}
 _SHOWN_PARTICLES = 400
+_ALIGNED = "$-E$, mean over particles"
 
 
 def draw_demo(path: Path, *, seed: int = 0) -> None:
@@ -37,8 +38,12 @@ def draw_demo(path: Path, *, seed: int = 0) -> None:
         axes = figure.subplots(2, 3)
         _draw_particles(axes[0, 0], before.particles_, BEFORE, "Particles before")
         _draw_particles(axes[1, 0], moved.particles_, AFTER, "Particles after")
-        _draw_energy(axes[0, 1], moved.history_)
-        _draw_alignment(axes[1, 1], moved.history_)
+        for axis, name, title, words in (
+            (axes[0, 1], "energy", "Energy $H$", "mean per particle"),
+            (axes[1, 1], "alignment", "Alignment with the labels", _ALIGNED),
+        ):
+            axis.plot(moved.history_["step"], moved.history_[name], color=AFTER)
+            axis.set(title=title, xlabel="Langevin step", ylabel=words)
         _draw_kernel(axes[0, 2], before.kernel(X[order]), "before")
         _draw_kernel(axes[1, 2], moved.kernel(X[order]), "after")
         figure.supxlabel(
@@ -56,28 +61,8 @@ def _draw_particles(axis: Any, particles: np.ndarray, colour: str, title: str) -
     for sign in (-1, 1):  # where sin(pi x1) and sin(3 x5) put their frequencies
         axis.plot(sign * np.pi, 0, "+", color="black", markersize=9)
         axis.plot(0, sign * 3, "x", color="black", markersize=7)
-    axis.set(
-        title=title,
-        xlabel="frequency along $x_1$",
-        ylabel="frequency along $x_5$",
-        xlim=(-7, 7),
-        ylim=(-7, 7),
-        aspect="equal",
-    )
-
-
-def _draw_energy(axis: Any, history: dict[str, np.ndarray]) -> None:
-    axis.plot(history["step"], history["energy"], color=AFTER)
-    axis.set(title="Energy $H$", xlabel="Langevin step", ylabel="mean per particle")
-
-
-def _draw_alignment(axis: Any, history: dict[str, np.ndarray]) -> None:
-    axis.plot(history["step"], history["alignment"], color=AFTER)
-    axis.set(
-        title="Alignment with the labels",
-        xlabel="Langevin step",
-        ylabel="$-E$, mean over particles",
-    )
+    axis.set(title=title, xlim=(-7, 7), ylim=(-7, 7), aspect="equal")
+    axis.set(xlabel="frequency along $x_1$", ylabel="frequency along $x_5$")
 
 
 def _draw_kernel(axis: Any, gram: np.ndarray, when: str) -> None:

@@ -3,13 +3,23 @@
 import json
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from coulomb.report.chart import Axis, Chart, Curve, Dots, Field, Histogram
-from coulomb.report.palette import DASHES, LIGHT, MARKERS
-
-BAND_OPACITY = 0.13
+from coulomb.report.chart import (
+    BAND_OPACITY,
+    DASHES,
+    LIGHT,
+    MARKERS,
+    Axis,
+    Chart,
+    Curve,
+    Dots,
+    Field,
+    Histogram,
+    Layer,
+)
 
 
 def library() -> str:
@@ -32,15 +42,8 @@ def interactive(chart: Chart) -> dict[str, Any]:
     """
     figure = go.Figure()
     for layer in chart.layers:
-        if isinstance(layer, Curve):
-            for trace in _curve(layer):
-                figure.add_trace(trace)
-        elif isinstance(layer, Dots):
-            figure.add_trace(_dots(layer, chart.y))
-        elif isinstance(layer, Histogram):
-            figure.add_trace(_histogram(layer))
-        else:
-            figure.add_trace(_field(layer))
+        draw: Any = _TRACES[type(layer)]
+        figure.add_traces(draw(layer, chart.y))
     curves = [layer for layer in chart.layers if isinstance(layer, Curve)]
     figure.update_layout(
         template="none",
@@ -62,97 +65,88 @@ def plain_text(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
-def _curve(curve: Curve) -> list[Any]:
+def _named(layer: Layer, part: str) -> dict[str, Any]:
+    """Say what a trace is of: the page finds it by its method and its part."""
+    slot = 0 if isinstance(layer, Field) else layer.ink.slot
+    meta = {"slot": slot, "part": part, "method": layer.name}
+    return {"name": plain_text(layer.name), "meta": meta}
+
+
+def _curve(curve: Curve, _: Axis) -> list[Any]:
     colour = LIGHT[curve.ink.slot]
-    name = plain_text(curve.name)
-    traces = []
-    if curve.low and curve.line:
-        traces.append(
-            go.Scatter(
-                x=_round(curve.x + curve.x[::-1]),
-                y=_round(curve.high + curve.low[::-1]),
-                fill="toself",
-                mode="none",
-                fillcolor=_faded(colour),
-                hoverinfo="skip",
-                name=name,
-                meta={"slot": curve.ink.slot, "part": "band", "method": curve.name},
-            )
-        )
-    mode = "+".join(
-        word
-        for word, wanted in (("lines", curve.line), ("markers", curve.points))
-        if wanted
+    line = go.Scatter(
+        x=_round(curve.x),
+        y=_round(curve.y),
+        mode="+".join(["lines"] * curve.line + ["markers"] * curve.points),
+        line={"color": colour, "width": 2, "dash": DASHES[curve.ink.dash]},
+        marker={"color": colour, "size": 6, "symbol": MARKERS[curve.ink.marker]},
+        **_named(curve, "line"),
     )
-    bars = None
-    if curve.low and not curve.line:
-        bars = {
-            "array": _round(h - y for h, y in zip(curve.high, curve.y, strict=True)),
-            "arrayminus": _round(
-                y - low for y, low in zip(curve.y, curve.low, strict=True)
-            ),
-        }
-    notes = [plain_text(note) for note in curve.notes]
-    traces.append(
-        go.Scatter(
-            x=_round(curve.x),
-            y=_round(curve.y),
-            mode=mode,
-            name=name,
-            text=notes or None,
-            hovertemplate="%{text}<extra>%{fullData.name}</extra>" if notes else None,
-            line={"color": colour, "width": 2, "dash": DASHES[curve.ink.dash]},
-            marker={"color": colour, "size": 6, "symbol": MARKERS[curve.ink.marker]},
-            error_y=bars,
-            meta={"slot": curve.ink.slot, "part": "line", "method": curve.name},
-        )
+    if curve.notes:
+        line.text = [plain_text(note) for note in curve.notes]
+        line.hovertemplate = "%{text}<extra>%{fullData.name}</extra>"
+    if not curve.low:
+        return [line]
+    if not curve.line:
+        middle, low, high = (np.array(v) for v in (curve.y, curve.low, curve.high))
+        line.error_y = {"array": _round(high - middle)}
+        line.error_y.arrayminus = _round(middle - low)
+        return [line]
+    band = go.Scatter(
+        x=_round(curve.x + curve.x[::-1]),
+        y=_round(curve.high + curve.low[::-1]),
+        fill="toself",
+        mode="none",
+        fillcolor=_faded(colour),
+        hoverinfo="skip",
+        **_named(curve, "band"),
     )
-    return traces
+    return [band, line]
 
 
-def _dots(dots: Dots, axis: Axis) -> Any:
+def _dots(dots: Dots, axis: Axis) -> list[Any]:
     colour = LIGHT[dots.ink.slot]
-    names = [plain_text(axis.names[round(row)]) for row in dots.rows]
-    return go.Scatter(
+    trace = go.Scatter(
         x=_round(dots.values),
         y=_round(dots.rows),
         mode="markers",
-        name=plain_text(dots.name),
-        text=names,
+        text=[plain_text(axis.names[round(row)]) for row in dots.rows],
         hovertemplate="%{text}: %{x:.4f}<extra>%{fullData.name}</extra>",
         marker={"color": colour, "size": 8, "symbol": MARKERS[dots.ink.marker]},
         error_x={"array": _round(dots.reach)} if dots.reach else None,
-        meta={"slot": dots.ink.slot, "part": "line", "method": dots.name},
+        **_named(dots, "line"),
     )
+    return [trace]
 
 
-def _histogram(bars: Histogram) -> Any:
-    pairs = list(zip(bars.edges, bars.edges[1:], strict=False))
-    return go.Bar(
-        x=_round((left + right) / 2 for left, right in pairs),
+def _histogram(bars: Histogram, _: Axis) -> list[Any]:
+    edges = np.array(bars.edges)
+    colour = LIGHT[bars.ink.slot]
+    trace = go.Bar(
+        x=_round((edges[:-1] + edges[1:]) / 2),
         y=_round(bars.heights),
-        width=_round(right - left for left, right in pairs),
-        name=plain_text(bars.name),
-        marker={"color": LIGHT[bars.ink.slot], "opacity": 0.35, "line": {"width": 0}},
-        meta={"slot": bars.ink.slot, "part": "bars", "method": bars.name},
+        width=_round(np.diff(edges)),
+        marker={"color": colour, "opacity": 0.35, "line": {"width": 0}},
+        **_named(bars, "bars"),
     )
+    return [trace]
 
 
-def _field(field: Field) -> Any:
-    return go.Heatmap(
+def _field(field: Field, _: Axis) -> list[Any]:
+    title = {"text": plain_text(field.name), "side": "right"}
+    trace = go.Heatmap(
         x=_round(field.x),
         y=_round(field.y),
         z=[_round(row) for row in field.z],
         colorscale="Cividis",
-        colorbar={
-            "title": {"text": plain_text(field.name), "side": "right"},
-            "thickness": 12,
-            "outlinewidth": 0,
-        },
+        colorbar={"title": title, "thickness": 12, "outlinewidth": 0},
         hovertemplate="%{z:.4g}<extra></extra>",
-        name=plain_text(field.name),
-        meta={"slot": 0, "part": "field", "method": field.name},
+        **_named(field, "field"),
     )
+    return [trace]
+
+
+_TRACES = {Curve: _curve, Dots: _dots, Histogram: _histogram, Field: _field}
 
 
 def _axis(axis: Axis, shown: list[float]) -> dict[str, Any]:
@@ -177,15 +171,15 @@ def _axis(axis: Axis, shown: list[float]) -> dict[str, Any]:
         }
     if axis.log:
         layout |= {"type": "log", "exponentformat": "power"}
-        wide = bool(shown) and max(shown) > 30 * min(shown)
-        layout["dtick"] = 1 if wide else "D2"  # D2 labels 2 and 5 as well
         if axis.ticks:
-            layout.pop("dtick", None)
             layout |= {
                 "tickmode": "array",
                 "tickvals": list(axis.ticks),
                 "ticktext": [f"{tick:,g}" for tick in axis.ticks],
             }
+        else:
+            wide = bool(shown) and max(shown) > 30 * min(shown)
+            layout["dtick"] = 1 if wide else "D2"  # D2 labels 2 and 5 as well
     return layout
 
 

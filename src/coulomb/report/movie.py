@@ -12,7 +12,7 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 
 from coulomb._support.errors import FileFormatError
-from coulomb.report.palette import LIGHT
+from coulomb.report.chart import LIGHT
 from coulomb.report.print import PRINT_STYLE, safe_text, save
 
 FloatArray = npt.NDArray[np.float64]
@@ -62,32 +62,59 @@ def print_runs(runs: list[Run]) -> tuple[bytes, bytes]:
             part.suptitle(safe_text(run.title), x=0.01, ha="left", fontsize=10)
             axes = part.subplots(1, 4)
             _print_cloud(axes[0], run)
-            _print_energy(axes[1], run)
+            axes[1].semilogx(1 + run.steps, run.energy, color=LIGHT[2])
+            axes[1].set(title="Energy", xlabel="1 + Langevin step")
+            axes[1].set_ylabel("$H$, mean per particle")
             _print_kernel(axes[2], run, 0, "before")
             _print_kernel(axes[3], run, -1, "after")
         return save(figure)
 
 
 def _check(run: Any, place: str) -> Run:
-    if not isinstance(run, dict):
-        raise FileFormatError(f"{place}: must be an object; got {run!r:.40}.")
-    positions = _array(run, "positions", 3, place)
+    def demand(fine: bool, sentence: str) -> None:
+        if not fine:
+            raise FileFormatError(f"{place}: {sentence}")
+
+    def array(content: Any, name: str, ndim: int) -> FloatArray:
+        try:
+            found = np.array(content[name], dtype=np.float64)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileFormatError(f"{place}: `{name}` must be an array.") from error
+        whole = found.ndim == ndim and found.size > 0
+        demand(whole, f"`{name}` must have {ndim} axes; got shape {found.shape}.")
+        return found
+
+    demand(isinstance(run, dict), f"must be an object; got {run!r:.40}.")
+    positions = array(run, "positions", 3)
     n_frames, n_particles, dim = positions.shape
-    if dim != 2 or not 0 < n_frames <= _MOST_FRAMES:
-        raise FileFormatError(
-            f"{place}: `positions` must be (frames, particles, 2) with at most "
-            f"{_MOST_FRAMES} frames; got {positions.shape}."
+    demand(
+        dim == 2 and 0 < n_frames <= _MOST_FRAMES,
+        "`positions` must be (frames, particles, 2) with at most "
+        f"{_MOST_FRAMES} frames; got {positions.shape}.",
+    )
+    demand(
+        0 < n_particles <= _MOST_PARTICLES and bool(np.isfinite(positions).all()),
+        f"`positions` must hold 1 to {_MOST_PARTICLES} finite particles.",
+    )
+    steps, energy = array(run, "steps", 1), array(run, "energy", 1)
+    demand(
+        len(steps) == len(energy) == n_frames,
+        "`steps` and `energy` must have one number for each of the "
+        f"{n_frames} frames; got {len(steps)} and {len(energy)}.",
+    )
+    kernels = []
+    for kernel in run.get("kernels") or []:
+        values, frame = array(kernel, "values", 2), kernel.get("frame")
+        demand(
+            isinstance(frame, int) and 0 <= frame < n_frames,
+            f"`frame` of a kernel must be below {n_frames}; got {frame!r}.",
         )
-    if not 0 < n_particles <= _MOST_PARTICLES or not np.isfinite(positions).all():
-        raise FileFormatError(
-            f"{place}: `positions` must hold 1 to {_MOST_PARTICLES} finite particles."
+        demand(
+            values.shape[0] == values.shape[1] <= _MOST_ROWS,
+            f"a kernel must be square with at most {_MOST_ROWS} rows; "
+            f"got {values.shape}.",
         )
-    steps, energy = (_array(run, name, 1, place) for name in ("steps", "energy"))
-    if len(steps) != n_frames or len(energy) != n_frames:
-        raise FileFormatError(
-            f"{place}: `steps` and `energy` must have one number for each of the "
-            f"{n_frames} frames; got {len(steps)} and {len(energy)}."
-        )
+        kernels.append((frame, values))
     axes = run.get("axes") or ["first coordinate", "second coordinate"]
     radius = run.get("radius")
     return Run(
@@ -97,42 +124,13 @@ def _check(run: Any, place: str) -> Run:
         steps=steps,
         positions=positions,
         energy=energy,
-        kernels=tuple(sorted(_kernels(run, place, n_frames), key=lambda pair: pair[0])),
-        marks=_array(run, "marks", 2, place) if run.get("marks") else np.zeros((0, 2)),
+        kernels=tuple(sorted(kernels, key=lambda pair: pair[0])),
+        marks=array(run, "marks", 2) if run.get("marks") else np.zeros((0, 2)),
     )
 
 
-def _kernels(run: dict[str, Any], place: str, n_frames: int) -> Any:
-    for kernel in run.get("kernels") or []:
-        values = _array(kernel, "values", 2, place)
-        frame = kernel.get("frame")
-        if not isinstance(frame, int) or not 0 <= frame < n_frames:
-            raise FileFormatError(
-                f"{place}: `frame` of a kernel must be below {n_frames}; got {frame!r}."
-            )
-        if values.shape[0] != values.shape[1] or len(values) > _MOST_ROWS:
-            raise FileFormatError(
-                f"{place}: a kernel must be square with at most {_MOST_ROWS} rows; "
-                f"got {values.shape}."
-            )
-        yield frame, values
-
-
-def _array(content: Any, name: str, ndim: int, place: str) -> FloatArray:
-    try:
-        array = np.array(content[name], dtype=np.float64)
-    except (KeyError, TypeError, ValueError) as error:
-        raise FileFormatError(f"{place}: `{name}` must be an array.") from error
-    if array.ndim != ndim or not array.size:
-        raise FileFormatError(
-            f"{place}: `{name}` must have {ndim} axes; got shape {array.shape}."
-        )
-    return array
-
-
 def _pack(run: Run) -> dict[str, Any]:
-    (left, right), (bottom, top) = _limits(run)
-    values = [kernel for _, kernel in run.kernels]
+    edge = _edge(run)
     low, high = _kernel_range(run)
     return {
         "title": run.title,
@@ -144,14 +142,14 @@ def _pack(run: Run) -> dict[str, Any]:
         "energy": [v if np.isfinite(v) else None for v in run.energy.tolist()],
         "positions": _squeeze(run.positions.transpose(0, 2, 1)),
         "marks": run.marks.tolist(),
-        "x_range": [left, right],
-        "y_range": [bottom, top],
+        "x_range": [-edge, edge],
+        "y_range": [-edge, edge],
         "kernels": [
             {"frame": frame, "size": len(kernel), "values": _squeeze(kernel)}
             for frame, kernel in run.kernels
         ],
-        "kernel_low": low if values else 0,
-        "kernel_high": high if values else 1,
+        "kernel_low": low,
+        "kernel_high": high,
     }
 
 
@@ -164,23 +162,19 @@ def _squeeze(values: FloatArray) -> dict[str, Any]:
     return {"low": low, "high": low + span, "data": data}
 
 
-def _limits(run: Run) -> tuple[tuple[float, float], tuple[float, float]]:
+def _edge(run: Run) -> float:
+    """How far the picture reaches from the middle, on each side."""
     if run.radius is not None:
-        edge = 1.05 * run.radius
-        return (-edge, edge), (-edge, edge)
+        return 1.05 * run.radius
     # A few that stray far would make the rest a dot.
     far = float(np.quantile(np.abs(run.positions), _SEEN_SHARE))
-    marks = float(np.abs(run.marks).max()) if len(run.marks) else 0.0
-    edge = 1.15 * max(far, marks) or 1.0
-    return (-edge, edge), (-edge, edge)
+    return 1.15 * max(far, float(np.abs(run.marks).max(initial=0.0))) or 1.0
 
 
 def _kernel_range(run: Run) -> tuple[float, float]:
     """Leave the diagonal out: it is one, and would hide the rest."""
-    if not run.kernels:
-        return 0.0, 1.0
     parts = [kernel[~np.eye(len(kernel), dtype=bool)] for _, kernel in run.kernels]
-    off = np.concatenate(parts)
+    off = np.concatenate([*parts, np.zeros(0)])
     off = off[np.isfinite(off)]
     if not off.size:
         return 0.0, 1.0
@@ -194,22 +188,11 @@ def _print_cloud(axis: Any, run: Run) -> None:
     axis.scatter(*last.T, s=9, color=LIGHT[1], alpha=0.8, linewidths=0, label="end")
     if len(run.marks):
         axis.plot(*run.marks.T, "+", color=LIGHT[0], markersize=8)
-    (left, right), (bottom, top) = _limits(run)
-    axis.set(
-        title="Particles",
-        xlabel=safe_text(run.axes[0]),
-        ylabel=safe_text(run.axes[1]),
-        xlim=(left, right),
-        ylim=(bottom, top),
-        aspect="equal",
-    )
+    limits = (-_edge(run), _edge(run))
+    x, y = map(safe_text, run.axes)
+    axis.set(title="Particles", xlabel=x, ylabel=y)
+    axis.set(xlim=limits, ylim=limits, aspect="equal")
     axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), handletextpad=0.1)
-
-
-def _print_energy(axis: Any, run: Run) -> None:
-    axis.semilogx(1 + run.steps, run.energy, color=LIGHT[2])
-    words = {"xlabel": "1 + Langevin step", "ylabel": "$H$, mean per particle"}
-    axis.set(title="Energy", **words)
 
 
 def _print_kernel(axis: Any, run: Run, which: int, when: str) -> None:

@@ -1,4 +1,4 @@
-"""What is on the page, and in which order."""
+"""The page: what is read, what is on it and in which order, and how it is written."""
 
 import base64
 import hashlib
@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,10 +15,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from coulomb._support.archive import write_whole
+from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb._support.progress import progress_bar
 from coulomb._support.stats import Difference
 from coulomb._version import __version__
-from coulomb.experiments.records import Record
+from coulomb.experiments.claims import learned
+from coulomb.experiments.records import FILE, FRAMES, Record, load_records
 from coulomb.experiments.summary import paired, select
 from coulomb.report.chart import (
     Chart,
@@ -26,15 +28,14 @@ from coulomb.report.chart import (
     Layer,
     chart_numbers,
     drawable,
+    theme_styles,
 )
 from coulomb.report.interactive import interactive, library
-from coulomb.report.load_results import Results, read_results
-from coulomb.report.movie import Run, pack, print_runs
-from coulomb.report.palette import theme_styles
+from coulomb.report.movie import Run, pack, print_runs, read_runs
 from coulomb.report.print import printed
 from coulomb.report.rows import EXPECTED, clean, place_of
-from coulomb.report.sections import Group, Section
-from coulomb.report.sections.claims import ClaimsView, view_claims
+from coulomb.report.sections import Section
+from coulomb.report.sections.claims import view_claims
 from coulomb.report.sections.default import general_section
 from coulomb.report.sections.phase_a import phase_a_section
 from coulomb.report.sections.synthetic import (
@@ -45,7 +46,7 @@ from coulomb.report.sections.synthetic import (
 )
 from coulomb.report.sections.text import text_section
 from coulomb.report.sections.theory import theory_sections
-from coulomb.report.tables import Column, Table, number, text
+from coulomb.report.tables import Column, Header, Table, tabulate
 
 _BUILDERS: dict[str, Callable[[Sequence[Record]], Section]] = {
     "noise": noise_section,
@@ -57,18 +58,72 @@ _BUILDERS: dict[str, Callable[[Sequence[Record]], Section]] = {
 }
 
 
-class Link(NamedTuple):
-    """An entry of the list of sections."""
+@dataclass(frozen=True)
+class Results:
+    """What a folder holds."""
 
-    key: str
-    title: str
+    folder: Path
+    records: dict[str, list[Record]]
+    runs: list[Run] = field(default_factory=list)
+    theory: dict[str, dict[str, Any]] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
 
 
-class Tile(NamedTuple):
-    """A number of the summary."""
+def read_results(folder: Path) -> Results:
+    """Read every experiment of a folder."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ParameterError(
+            f"`DIR` must be a folder of results; there is none at {str(folder)!r}. "
+            "`coulomb reproduce` makes one."
+        )
+    problems: list[str] = []
+    records: dict[str, list[Record]] = {}
+    for path in sorted(folder.glob(f"*/{FILE}")):
+        try:
+            found = load_records(path)
+        except FileFormatError as error:
+            problems.append(_relative(str(error), folder))
+            continue
+        if found:
+            records[path.parent.name] = found
+        else:
+            problems.append(f"{path.relative_to(folder)}: holds no finished record.")
+    runs: list[Run] = []
+    for path in sorted(folder.glob(f"*/{FRAMES}")):
+        try:
+            runs.extend(read_runs(path))
+        except FileFormatError as error:
+            problems.append(_relative(str(error), folder))
+    theory = _read_theory(folder, problems)
+    if not (records or runs or theory):
+        detail = f" {problems[0]}" if problems else ""
+        raise ParameterError(
+            f"`DIR` must hold results, such as noise/{FILE}; found none in "
+            f"{str(folder)!r}.{detail} `coulomb reproduce NAME --out DIR` makes some."
+        )
+    return Results(folder, records, runs, theory, tuple(problems))
 
-    label: str
-    value: str
+
+def _read_theory(folder: Path, problems: list[str]) -> dict[str, dict[str, Any]]:
+    found = {}
+    paths = [*folder.glob("*.json"), *folder.glob("*/*.json")]
+    for path in sorted(paths):
+        if path.name == FRAMES:
+            continue
+        try:
+            content = json.loads(path.read_bytes())
+        except ValueError as error:
+            problems.append(f"{path.relative_to(folder)}: not JSON ({error}).")
+            continue
+        if isinstance(content, dict) and ({"flow", "deviations"} & set(content)):
+            found[str(path.relative_to(folder).with_suffix(""))] = content
+    return found
+
+
+def _relative(sentence: str, folder: Path) -> str:
+    """Name files as the reader of the page sees them, not as this machine does."""
+    return sentence.replace(f"{folder}/", "")
 
 
 @dataclass(frozen=True)
@@ -77,43 +132,42 @@ class Contents:
 
     folder: str
     lead: str
-    tiles: list[Tile]
+    tiles: dict[str, str]
     findings: list[str]
     problems: tuple[str, ...]
     missing: list[str]
     runs: list[Run]
-    claims: ClaimsView | None
+    claims: dict[str, Any] | None
     sections: list[Section]
     settings_tables: list[Table]
 
-    def links(self, *, with_movie: bool) -> list[Link]:
-        """List the sections."""
-        first = [Link("summary", "Summary")]
-        if with_movie:
-            first.append(Link("particles", "Particles"))
-        if self.claims:
-            first.append(Link("claims", "Claims"))
-        middle = [Link(section.key, section.link) for section in self.sections]
-        return [*first, *middle, Link("settings", "Settings")]
+    @property
+    def links(self) -> list[tuple[str, str]]:
+        """List the sections: where a link leads and what it says."""
+        particles = [("particles", "Particles")] if self.runs else []
+        claims = [("claims", "Claims")] if self.claims else []
+        middle = [(section.key, section.link) for section in self.sections]
+        first, last = ("summary", "Summary"), ("settings", "Settings")
+        return [first, *particles, *claims, *middle, last]
 
 
 def arrange(results: Results) -> Contents:
     """Decide what is on the page."""
-    sections = []
-    problems = list(results.problems)
-    for name in _order(results.records):
-        if name in _THEORY:
-            continue
-        build = _BUILDERS.get(name, general_section)
-        sections.append(build(results.records[name]))
-    sections.extend(theory_sections(results.theory, results.records, problems))
-    claims = view_claims(results.records, problems) if results.records else None
-    everything = [record for part in results.records.values() for record in part]
+    records, problems = results.records, list(results.problems)
+    sections = [
+        _BUILDERS.get(name, general_section)(records[name])
+        for name in _order(records)
+        if name not in _THEORY
+    ]
+    sections.extend(theory_sections(results.theory, records, problems))
+    claims = view_claims(records, problems) if records else None
+    verdicts = [bar["finding"] for bar in claims["bars"]] if claims else []
+    everything = [record for part in records.values() for record in part]
     return Contents(
         folder=results.folder.resolve().name,
         lead=_LEAD,
         tiles=_tiles(results, everything),
-        findings=[*_verdict_findings(claims), *_noise_findings(results)],
+        findings=[*filter(None, verdicts), *_noise_findings(results)],
         problems=tuple(problems),
         missing=list(_missing(results)),
         runs=results.runs,
@@ -121,14 +175,6 @@ def arrange(results: Results) -> Contents:
         sections=sections,
         settings_tables=[_settings(results), _environments(everything)],
     )
-
-
-def _verdict_findings(claims: ClaimsView | None) -> Iterator[str]:
-    for bar in claims.bars if claims else ():
-        counts = {count.tone: count.number for count in bar.counts}
-        tested = counts["holds"] + counts["fails"]
-        if tested:
-            yield f"{bar.label}, {counts['holds']} of {tested} tested claims hold."
 
 
 def _noise_findings(results: Results) -> Iterator[str]:
@@ -139,23 +185,16 @@ def _noise_findings(results: Results) -> Iterator[str]:
         if EXPECTED(record) is not None
         and (place_of(record, "noise") or math.inf) <= _LITTLE_NOISE
     ]
-    for constants, words in (
-        ("paper", "the paper’s constants"),
-        ("default", "our defaults"),
-    ):
-        strength = {"strength": 0.5} if constants == "paper" else {}
-        common = {"constants": constants, "design": 42}
-        ours = {"method": "langevin", "control": None} | strength | common
-        learned = select(records, **ours)
-        fixed = select(records, method="fixed", **common)
-        control = select(records, **(ours | {"control": "norm-matched"}))
-        gains = [
-            paired(learned, rival, "expected_accuracy") for rival in (fixed, control)
-        ]
+    for constants in ("paper", "default"):
+        ours = learned(records, constants)
+        fixed = select(records, method="fixed", constants=constants, design=42)
+        control = learned(records, constants, control="norm-matched")
+        gains = [paired(ours, rival, "expected_accuracy") for rival in (fixed, control)]
         if all(gain.n > 1 for gain in gains):
             over, beyond = (_signed(gain) for gain in gains)
             yield (
-                f"Synthetic problem, σ ≤ {_LITTLE_NOISE:g}, {words}: learned minus "
+                f"Synthetic problem, σ ≤ {_LITTLE_NOISE:g}, "
+                f"{_WORDS[constants]}: learned minus "
                 f"random Fourier features {over}; learned minus its norm-matched "
                 f"control {beyond} (expected accuracy, paired)."
             )
@@ -190,16 +229,16 @@ def _missing(results: Results) -> Iterator[str]:
             )
 
 
-def _tiles(results: Results, records: Sequence[Record]) -> list[Tile]:
+def _tiles(results: Results, records: Sequence[Record]) -> dict[str, str]:
     rows = {
         (r.experiment, clean(r.job.get("method")), clean(r.job.get("control")))
         for r in records
     }
-    return [
-        Tile("experiments", str(len(set(results.records) | _drawn(results)))),
-        Tile("records, one per job and control", f"{len(records):,}"),
-        Tile("methods and controls", str(len(rows))),
-    ]
+    return {
+        "experiments": str(len(set(results.records) | _drawn(results))),
+        "records, one per job and control": f"{len(records):,}",
+        "methods and controls": str(len(rows)),
+    }
 
 
 def _drawn(results: Results) -> set[str]:
@@ -209,13 +248,6 @@ def _drawn(results: Results) -> set[str]:
 
 
 def _settings(results: Results) -> Table:
-    columns = (
-        Column("experiment", numeric=False),
-        Column("records"),
-        Column("trials"),
-        Column("settings that vary", numeric=False, wide=True),
-        Column("settings that do not", numeric=False, wide=True),
-    )
     rows = []
     for name in _order(results.records):
         records = results.records[name]
@@ -227,16 +259,12 @@ def _settings(results: Results) -> Table:
         several = {key: list(found) for key, found in values.items() if len(found) > 1}
         single = {key: list(found) for key, found in values.items() if len(found) == 1}
         trials = {repr(record.job.get("trial")) for record in records}
-        rows.append(
-            (
-                text(clean(name)),
-                number(len(records), digits=0),
-                number(len(trials), digits=0),
-                text(_listed(several)),
-                text(_listed(single)),
-            )
-        )
-    return Table("run-settings", "Run settings", columns, tuple(rows))
+        counts = (len(records), len(trials))
+        rows.append((clean(name), *counts, _listed(several), _listed(single)))
+    columns: list[Header] = ["experiment", Column("records"), Column("trials")]
+    for heading in ("settings that vary", "settings that do not"):
+        columns.append(Column(heading, numeric=False, wide=True))
+    return tabulate("run-settings", "Run settings", columns, rows)
 
 
 def _listed(values: dict[str, list[str]]) -> str:
@@ -253,16 +281,9 @@ def _environments(records: Sequence[Record]) -> Table:
         counts["coulomb", clean(record.version)] += 1
         for key, value in record.environment.items():
             counts[clean(key), clean(value)] += 1
-    columns = (
-        Column("what", numeric=False),
-        Column("value", numeric=False),
-        Column("records"),
-    )
-    rows = tuple(
-        (text(key), text(value), number(count, digits=0))
-        for (key, value), count in counts.items()
-    )
-    return Table("environment", "Environment of the runs", columns, rows)
+    columns = ("what", "value", Column("records"))
+    rows = [(*pair, count) for pair, count in counts.items()]
+    return tabulate("environment", "Environment of the runs", columns, rows)
 
 
 PAGE = "report.html"
@@ -317,7 +338,10 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
                 for chart in group.charts:
                     pictures.append(draw(chart, own_legend=not group.shared))
                     advance(note=chart.title)
-                groups.append(_group(group, pictures))
+                legend = legend_of(group.charts) if group.shared else []
+                groups.append(
+                    {"title": group.title, "legend": legend, "pictures": pictures}
+                )
             sections.append({**vars(section), "groups": groups})
         movie = _movie(contents.runs)
         advance(note="page")
@@ -330,7 +354,8 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 def _render(
     contents: Contents, sections: list[dict[str, Any]], movie: dict[str, Any] | None
 ) -> str:
-    early, script, plotly = _asset("early.js"), _joined_scripts(), library()
+    early, plotly = _asset("early.js"), library()
+    script = "\n".join(map(_asset, _SCRIPTS))
     policy = (
         "default-src 'none'; "
         f"script-src {' '.join(map(_fingerprint, (early, plotly, script)))}; "
@@ -344,8 +369,7 @@ def _render(
         autoescape=True,
         undefined=StrictUndefined,
     )
-    environment.filters["data_uri"] = _data_uri
-    environment.filters["code"] = _code
+    environment.filters |= {"data_uri": _data_uri, "code": _code}
     page = environment.get_template("page.html").render(
         vars(contents)
         | {
@@ -358,20 +382,12 @@ def _render(
             "library": Markup(plotly),
             "sections": sections,
             "movie": movie,
-            "links": contents.links(with_movie=movie is not None),
+            "links": contents.links,
             "charts_data": _as_script(charts),
             "movie_data": _as_script(pack(contents.runs)),
         }
     )
     return page.lstrip()  # the macros leave empty lines before the doctype
-
-
-def _group(group: Group, pictures: list[Picture]) -> dict[str, Any]:
-    return {
-        "title": group.title,
-        "legend": legend_of(group.charts) if group.shared else [],
-        "pictures": pictures,
-    }
 
 
 def _movie(runs: list[Run]) -> dict[str, Any] | None:
@@ -402,10 +418,6 @@ def _movie(runs: list[Run]) -> dict[str, Any] | None:
             png,
         ),
     }
-
-
-def _joined_scripts() -> str:
-    return "\n".join(_asset(name) for name in _SCRIPTS)
 
 
 def _asset(name: str) -> str:

@@ -15,10 +15,20 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import NullLocator
 
 from coulomb._support.archive import write_whole
-from coulomb.report.chart import Axis, Chart, Dots, Field, Histogram, Layer, drawable
+from coulomb.report.chart import (
+    BAND_OPACITY,
+    LIGHT,
+    PRINTED_DASHES,
+    PRINTED_MARKERS,
+    Axis,
+    Chart,
+    Dots,
+    Field,
+    Histogram,
+    Layer,
+    drawable,
+)
 from coulomb.report.demo import STYLE
-from coulomb.report.interactive import BAND_OPACITY
-from coulomb.report.palette import LIGHT, PRINTED_DASHES, PRINTED_MARKERS
 
 PRINT_STYLE: dict[str, Any] = STYLE | {
     "axes.axisbelow": True,
@@ -126,51 +136,34 @@ def save(figure: Figure) -> tuple[bytes, bytes]:
 def _draw(axis: Any, layer: Layer) -> Any:
     """Draw one layer and return its key in the legend."""
     if isinstance(layer, Field):
-        mesh = axis.pcolormesh(
-            np.array(layer.x),
-            np.array(layer.y),
-            np.ma.masked_invalid(np.array(layer.z)),
-            cmap="cividis",
-            shading="nearest",
-            rasterized=True,
-        )
+        values = np.ma.masked_invalid(np.array(layer.z))
+        look = {"cmap": "cividis", "shading": "nearest", "rasterized": True}
+        mesh = axis.pcolormesh(np.array(layer.x), np.array(layer.y), values, **look)
         axis.grid(False)
         axis.figure.colorbar(mesh, ax=axis, shrink=0.85, label=safe_text(layer.name))
         return None
     colour = LIGHT[layer.ink.slot]
+    marker = PRINTED_MARKERS[layer.ink.marker]
     if isinstance(layer, Histogram):
         axis.stairs(layer.heights, layer.edges, fill=True, color=colour, alpha=0.35)
         return Patch(color=colour, alpha=0.35)
+    style: dict[str, Any] = {"color": colour, "linestyle": "none", "marker": marker}
     if isinstance(layer, Dots):
-        symbol = PRINTED_MARKERS[layer.ink.marker]
-        marks: dict[str, Any] = {"marker": symbol, "markersize": 5}
-        axis.errorbar(
-            layer.values,
-            layer.rows,
-            xerr=layer.reach or None,
-            fmt="none",
-            color=colour,
-            elinewidth=1.2,
-        )
-        axis.plot(layer.values, layer.rows, color=colour, linestyle="none", **marks)
-        return Line2D([], [], color=colour, linestyle="none", **marks)
-    style: dict[str, Any] = {
-        "color": colour,
-        "linestyle": PRINTED_DASHES[layer.ink.dash] if layer.line else "none",
-        "marker": PRINTED_MARKERS[layer.ink.marker] if layer.points else "none",
-    }
+        style["markersize"] = 5
+        points = (layer.values, layer.rows)
+        bars = {"color": colour, "elinewidth": 1.2}
+        axis.errorbar(*points, xerr=layer.reach or None, fmt="none", **bars)
+        axis.plot(*points, **style)
+        return Line2D([], [], **style)
+    if layer.line:
+        style["linestyle"] = PRINTED_DASHES[layer.ink.dash]
+    if not layer.points:
+        style["marker"] = "none"
     if layer.low and layer.line:
-        axis.fill_between(
-            layer.x,
-            layer.low,
-            layer.high,
-            color=colour,
-            alpha=BAND_OPACITY,
-            linewidth=0,
-        )
+        look = {"color": colour, "alpha": BAND_OPACITY, "linewidth": 0}
+        axis.fill_between(layer.x, layer.low, layer.high, **look)
     elif layer.low:
-        ends = np.array([layer.low, layer.high])
-        axis.vlines(layer.x, *ends, color=colour, linewidth=1.2)
+        axis.vlines(layer.x, layer.low, layer.high, color=colour, linewidth=1.2)
     axis.plot(layer.x, layer.y, **style)
     return Line2D([], [], **style)
 

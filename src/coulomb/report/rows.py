@@ -2,20 +2,30 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 from coulomb._support.stats import Difference, mean_difference
 from coulomb.experiments.records import Record
 from coulomb.experiments.summary import METHOD_TITLES, paired
-from coulomb.report.chart import Axis, Chart, Curve, Ink
-from coulomb.report.tables import Cell, Column, Table, mark_best, number, text
+from coulomb.report.chart import Axis, Chart, Curve, Dots, Ink
+from coulomb.report.tables import (
+    Cell,
+    Column,
+    Header,
+    Table,
+    mark_best,
+    number,
+    tabulate,
+)
 
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 Estimate = Difference
 """A mean over trials with its standard error, which is NaN for one trial."""
 
 Value = Callable[[Record], float | None]
 
-_CONTROLS = {"norm-matched": "norm-matched control", "noise-only": "noise-only control"}
 _LETTERS = {"gamma": "γ", "strength": "λ", "exponent": "s"}
 # A method keeps its colour in every figure; its variants differ in dash and marker.
 _SLOTS = {
@@ -46,12 +56,11 @@ class Row(NamedTuple):
     def label(self) -> str:
         """The name a reader sees, without whose constants they are."""
         name = METHOD_TITLES.get(self.method, self.method)
-        settings = [
-            f"{_LETTERS.get(key, key)} = {value}" for key, value in self.variant
-        ]
         if self.control:
-            control = _CONTROLS.get(self.control, f"{self.control} control")
-            return ", ".join([control, *settings])
+            name = f"{self.control} control"
+        settings = (
+            f"{_LETTERS.get(key, key)} = {value}" for key, value in self.variant
+        )
         return ", ".join([name, *settings])
 
 
@@ -82,26 +91,43 @@ def slug(name: object) -> str:
     return "-".join(part for part in letters.split("-") if part) or "unnamed"
 
 
-def row_of(record: Record, shared: Collection[str]) -> Row:
-    """Say which row a record belongs to."""
-    job = record.job
-    others = sorted(set(job) - _NAMING - _SEEDS - set(shared))
-    return Row(
-        clean(job.get("method", record.experiment)),
-        clean(job.get("constants") or ""),
-        clean(job.get("control") or ""),
-        tuple((clean(key), clean(job[key])) for key in others),
-    )
+def gather(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Put together what has the same key, in the order of first appearance.
+
+    Examples
+    --------
+    >>> gather([1, 2, 3], lambda number: number % 2)
+    {1: [1, 3], 0: [2]}
+    """
+    parts: dict[Key, list[Item]] = {}
+    for item in items:
+        parts.setdefault(key(item), []).append(item)
+    return parts
 
 
 def by_row(
     records: Iterable[Record], shared: Collection[str]
 ) -> dict[Row, list[Record]]:
-    """Sort records into rows, in their first order."""
-    rows: dict[Row, list[Record]] = {}
-    for record in records:
-        rows.setdefault(row_of(record, shared), []).append(record)
-    return dict(sorted(rows.items(), key=lambda pair: _place(pair[0])))
+    """Sort records into rows, which differ in more than their seed and `shared`."""
+
+    def row_of(record: Record) -> Row:
+        job = record.job
+        others = sorted(set(job) - _NAMING - _SEEDS - set(shared))
+        return Row(
+            clean(job.get("method", record.experiment)),
+            clean(job.get("constants") or ""),
+            clean(job.get("control") or ""),
+            tuple((clean(key), clean(job[key])) for key in others),
+        )
+
+    order = list(METHOD_TITLES)
+
+    def place(row: Row) -> tuple[object, ...]:
+        known = order.index(row.method) if row.method in order else len(order)
+        return known, row.method, row.variant, row.control
+
+    rows = gather(records, row_of)
+    return {row: rows[row] for row in sorted(rows, key=place)}
 
 
 def varying(records: Iterable[Record], keys: Iterable[str]) -> list[str]:
@@ -143,12 +169,11 @@ def estimates(
     records: Iterable[Record], key: str, value: Value
 ) -> dict[float, Estimate]:
     """Average over trials at every place of an axis."""
-    found: dict[float, list[float | None]] = {}
-    for record in records:
-        place = as_number(record.job.get(key))
-        if place is not None:
-            found.setdefault(place, []).append(value(record))
-    averaged = {place: estimate(found[place]) for place in sorted(found)}
+    parts = gather(records, lambda record: place_of(record, key))
+    averaged = {
+        place: estimate(map(value, parts[place]))
+        for place in sorted(place for place in parts if place is not None)
+    }
     return {place: known for place, known in averaged.items() if known is not None}
 
 
@@ -156,23 +181,30 @@ def curve(
     name: str, points: Mapping[float, Estimate], ink: Ink, unit: str = ""
 ) -> Curve:
     """Make a line of estimates, with a band of two standard errors."""
-    spread = [
-        0.0 if math.isnan(p.standard_error) else 2 * p.standard_error
-        for p in points.values()
-    ]
     y = tuple(point.mean for point in points.values())
-    banded = any(spread)
-    alone = len(points) == 1  # a band needs two points, a bar one
-    return Curve(
-        name,
-        tuple(points),
-        y,
-        tuple(m - s for m, s in zip(y, spread, strict=True)) if banded else (),
-        tuple(m + s for m, s in zip(y, spread, strict=True)) if banded else (),
-        tuple(_note(x, point, unit) for x, point in points.items()),
-        ink,
-        line=not alone,
+    errors = [point.standard_error for point in points.values()]
+    spread = [0.0 if math.isnan(error) else 2 * error for error in errors]
+    notes = [
+        f"{x:g}: {point.mean:.4g}"
+        + ("" if math.isnan(point.standard_error) else f" ± {wide:.2g}")
+        + f"{unit} ({point.n} trials)"
+        for (x, point), wide in zip(points.items(), spread, strict=True)
+    ]
+    low, high = (
+        tuple(m + sign * s for m, s in zip(y, spread, strict=True))
+        if any(spread)
+        else ()
+        for sign in (-1, 1)
     )
+    several = len(points) > 1  # a band needs two points, a bar one
+    return Curve(name, tuple(points), y, low, high, tuple(notes), ink, line=several)
+
+
+def dots(name: str, points: Mapping[float, Estimate], ink: Ink) -> Dots:
+    """Make a series of estimates, each with two standard errors either way."""
+    values = tuple(point.mean for point in points.values())
+    reach = tuple(2 * point.standard_error for point in points.values())
+    return Dots(name, values, tuple(points), reach, ink)
 
 
 def row_inks(rows: Iterable[Row]) -> dict[Row, Ink]:
@@ -182,8 +214,11 @@ def row_inks(rows: Iterable[Row]) -> dict[Row, Ink]:
     free = [(slot, dash) for dash in range(4) for slot in range(8)]
     for row in rows:
         family = families.setdefault(row.method, [])
-        others = [method for method in families if method not in _SLOTS]
-        slots = _SLOTS.get(row.method) or _from(_OTHERS, others.index(row.method))
+        slots = _SLOTS.get(row.method, ())
+        if not slots:  # unnamed methods begin with colours of their own
+            others = [method for method in families if method not in _SLOTS]
+            first = others.index(row.method) % len(_OTHERS)
+            slots = _OTHERS[first:] + _OTHERS[:first]
         if row.variant not in family:
             family.append(row.variant)
         slot = slots[family.index(row.variant) % len(slots)]
@@ -194,24 +229,6 @@ def row_inks(rows: Iterable[Row]) -> dict[Row, Ink]:
             free.remove(pair)
         inks[row] = Ink(*pair, marker=len(inks) % 7)
     return inks
-
-
-def _from(slots: tuple[int, ...], first: int) -> tuple[int, ...]:
-    """Turn the slots round, so that unnamed methods begin with colours of their own."""
-    first %= len(slots)
-    return slots[first:] + slots[:first]
-
-
-def _note(x: float, point: Estimate, unit: str) -> str:
-    spread = 2 * point.standard_error
-    error = "" if math.isnan(spread) else f" ± {spread:.2g}"
-    return f"{x:g}: {point.mean:.4g}{error}{unit} ({point.n} trials)"
-
-
-def _place(row: Row) -> tuple[int, str, tuple[tuple[str, str], ...], str]:
-    order = list(METHOD_TITLES)
-    place = order.index(row.method) if row.method in order else len(order)
-    return place, row.method, row.variant, row.control
 
 
 COMMON = frozenset(
@@ -252,7 +269,9 @@ def sweep(
         everyone = [record for part in rows.values() for record in part]
         best = estimates(everyone, place, metric("bayes_accuracy"))
         if best:
-            layers.append(_level(BAYES, best))
+            y_best = tuple(point.mean for point in best.values())
+            level = Curve(BAYES, tuple(best), y_best, ink=Ink(0, 3))
+            layers.append(replace(level, points=len(best) == 1))
     return Chart(key, title, axis, y, tuple(layers), _BAND)
 
 
@@ -263,7 +282,6 @@ def score_table(
     x: tuple[str, str],
     value: Value = EXPECTED,
     *,
-    better: int = 1,
     common: Collection[str] = COMMON,
 ) -> Table:
     """Tabulate means: one row for each method, one column for each place of an axis."""
@@ -271,29 +289,25 @@ def score_table(
     rows = by_row(records, common)
     found = {row: estimates(part, place, value) for row, part in rows.items()}
     places = sorted({each for points in found.values() for each in points})
-    columns = (
-        Column("method", numeric=False),
-        Column("constants", numeric=False),
-        *(Column(f"{letter} = {tick(each)}", better=better) for each in places),
-        Column("trials"),
-    )
-    body = tuple(
+    scores = [Column(f"{letter} = {tick(each)}", better=1) for each in places]
+    columns: list[Header] = ["method", "constants", *scores, Column("trials")]
+    body = [
         (
-            text(row.label),
-            text(whose_short(row.constants)),
+            row.label,
+            whose_short(row.constants),
             *(averaged(points.get(each)) for each in places),
-            number(max(point.n for point in points.values()), digits=0),
+            max(point.n for point in points.values()),
         )
         for row, points in found.items()
         if points
-    )
-    table = mark_best(Table(key, caption, columns, body, _ERRORS))
-    best = estimates(records, place, metric("bayes_accuracy")) if better > 0 else {}
+    ]
+    table = mark_best(tabulate(key, caption, columns, body, _ERRORS))
+    best = estimates(records, place, metric("bayes_accuracy"))
     if not (best and body):
         return table
-    limits = [number(best[each].mean if each in best else None) for each in places]
-    last = (text(BAYES), text("–"), *limits, text("–"))
-    return Table(key, caption, columns, (*table.rows, last), _ERRORS)
+    limits = (best[each].mean if each in best else None for each in places)
+    last = (BAYES, "–", *limits, "–")
+    return tabulate(key, caption, columns, (*table.rows, last), _ERRORS)
 
 
 def difference_table(
@@ -302,22 +316,17 @@ def difference_table(
     """Tabulate learned minus its controls and minus fixed features, paired by trial."""
     learned = [r for r in records if _is(r, "langevin", None)]
     levels = sorted({s for r in learned if (s := place_of(r, "noise")) is not None})
-    columns: list[Column] = [
-        Column("learned row", numeric=False),
-        Column("constants", numeric=False),
-    ]
-    body = []
+    columns: list[Header] = ["learned row", "constants"]
     if by_noise:
-        columns += [Column("minus", numeric=False)]
-        columns += [Column(f"σ = {tick(level)}") for level in levels]
+        columns += ["minus", *(Column(f"σ = {tick(level)}") for level in levels)]
     else:
         columns += [Column(f"minus {_rival(name)}") for name in _RIVALS]
+    body: list[tuple[Cell | str, ...]] = []
     for row, part in by_row(learned, COMMON).items():
-        words = (text(row.label), text(whose_short(row.constants)))
+        words = (row.label, whose_short(row.constants))
         others = {name: _rivals(name, row, records) for name in _RIVALS}
         if not by_noise:
-            cells = [_difference(part, others[name]) for name in _RIVALS]
-            body.append((*words, *cells))
+            body.append((*words, *(_difference(part, others[n]) for n in _RIVALS)))
             continue
         for name in _RIVALS:
             cells = [
@@ -325,16 +334,13 @@ def difference_table(
                 for level in levels
             ]
             if any(cell.value is not None for cell in cells):
-                body.append((*words, text(_rival(name)), *cells))
-    return Table(key, caption, tuple(columns), tuple(body), _PAIRED)
+                body.append((*words, _rival(name), *cells))
+    return tabulate(key, caption, columns, body, _PAIRED)
 
 
 def by_constants(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Split records by whose constants they use."""
-    parts: dict[str, list[Record]] = {}
-    for record in records:
-        name = clean(record.job.get("constants") or "other")
-        parts.setdefault(name, []).append(record)
+    parts = gather(records, lambda r: clean(r.job.get("constants") or "other"))
     order = [*_WHOSE, *(name for name in parts if name not in _WHOSE)]
     return {name: parts[name] for name in order if name in parts}
 
@@ -383,9 +389,9 @@ def place_of(record: Record, key: str) -> float | None:
     return as_number(record.job.get(key))
 
 
-def _level(name: str, points: Mapping[float, Estimate]) -> Curve:
-    y = tuple(point.mean for point in points.values())
-    return Curve(name, tuple(points), y, ink=Ink(0, 3), points=len(points) == 1)
+def budgets_of(records: Iterable[Record]) -> tuple[float, ...]:
+    """List the numbers of features, as ticks of an axis."""
+    return tuple(sorted({d for r in records if (d := place_of(r, "n_components"))}))
 
 
 def _is(record: Record, method: str, control: str | None) -> bool:
@@ -412,9 +418,5 @@ def _rivals(name: str, row: Row, records: Collection[Record]) -> list[Record]:
 
 
 def _difference(ours: Sequence[Record], theirs: Sequence[Record]) -> Cell:
-    gap = paired(_sound(ours), _sound(theirs), "expected_accuracy")
-    return averaged(gap if gap.n else None, signed=True)
-
-
-def _sound(records: Sequence[Record]) -> list[Record]:
-    return [record for record in records if EXPECTED(record) is not None]
+    a, b = ([r for r in part if EXPECTED(r) is not None] for part in (ours, theirs))
+    return averaged(paired(a, b, "expected_accuracy"), signed=True)

@@ -3,8 +3,9 @@
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
@@ -30,6 +31,9 @@ class Column:
     wide: bool = False
 
 
+Header = Column | str
+
+
 @dataclass(frozen=True)
 class Table:
     """A caption, columns and rows; the first column names the row."""
@@ -43,12 +47,8 @@ class Table:
     @property
     def csv(self) -> str:
         """The table as comma-separated values, with full precision."""
-        file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\r\n")
-        writer.writerow([harmless(column.header) for column in self.columns])
-        for row in self.rows:
-            writer.writerow([_saved(cell) for cell in row])
-        return file.getvalue()
+        headers = [harmless(column.header) for column in self.columns]
+        return write_csv(headers, ([_saved(cell) for cell in row] for row in self.rows))
 
 
 def number(value: float | None, *, digits: int = 3, detail: str = "") -> Cell:
@@ -80,12 +80,35 @@ def show(value: float, digits: int = 3) -> str:
     return f"{value:.{max(0, digits - (2 if size >= 100 else 0))}f}"
 
 
-def text(words: str, *, tone: str = "") -> Cell:
-    """Make a cell of words."""
-    return Cell(words, tone=tone)
+def tabulate(
+    key: str,
+    caption: str,
+    columns: Iterable[Header],
+    rows: Iterable[Iterable[Any]],
+    note: str = "",
+) -> Table:
+    """Make a table; a header alone is a column of words, a bare entry its cell.
+
+    Examples
+    --------
+    >>> table = tabulate("k", "c", ["method", Column("n")], [("a", 3), ("b", 0.5)])
+    >>> [[cell.text for cell in row] for row in table.rows]
+    [['a', '3'], ['b', '0.500']]
+    """
+    made = (Column(c, numeric=False) if isinstance(c, str) else c for c in columns)
+    cells = tuple(tuple(_cell(entry) for entry in row) for row in rows)
+    return Table(key, caption, tuple(made), cells, note)
 
 
-def mark_best(table: Table, *, within: Sequence[int] | None = None) -> Table:
+def _cell(entry: Cell | str | float | None) -> Cell:
+    if isinstance(entry, Cell):
+        return entry
+    if isinstance(entry, str):
+        return Cell(entry)
+    return number(entry, digits=0 if isinstance(entry, int) else 3)
+
+
+def mark_best(table: Table) -> Table:
     """Mark the best value of every column where better is defined.
 
     Values that round to the same text as the best are marked too: the table does not
@@ -93,23 +116,32 @@ def mark_best(table: Table, *, within: Sequence[int] | None = None) -> Table:
 
     Examples
     --------
-    >>> columns = (Column("method", numeric=False), Column("accuracy", better=1))
-    >>> rows = tuple((text(n), number(v)) for n, v in [("a", 0.7), ("b", 0.8)])
-    >>> [row[1].best for row in mark_best(Table("k", "c", columns, rows)).rows]
+    >>> columns = ("method", Column("accuracy", better=1))
+    >>> table = tabulate("k", "c", columns, [("a", 0.7), ("b", 0.8)])
+    >>> [row[1].best for row in mark_best(table).rows]
     [False, True]
     """
-    chosen = range(len(table.rows)) if within is None else within
     rows = [list(row) for row in table.rows]
     for place, column in enumerate(table.columns):
-        values = {i: rows[i][place].value for i in chosen}
-        known = {i: v for i, v in values.items() if v is not None}
+        known = {
+            i: v for i, row in enumerate(rows) if (v := row[place].value) is not None
+        }
         if not column.better or len(known) < 2:
             continue
-        winner = max(known, key=lambda i: column.better * known[i])
+        best = rows[max(known, key=lambda i: column.better * known[i])][place].text
         for i in known:
-            if rows[i][place].text == rows[winner][place].text:
+            if rows[i][place].text == best:
                 rows[i][place] = replace(rows[i][place], best=True)
     return replace(table, rows=tuple(tuple(row) for row in rows))
+
+
+def write_csv(headers: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Write rows below their headers as comma-separated values."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\r\n")
+    writer.writerow(headers)
+    writer.writerows(rows)
+    return file.getvalue()
 
 
 def _saved(cell: Cell) -> str:

@@ -1,5 +1,6 @@
 """One module for each part of the page: records in, a section out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coulomb.report.chart import Chart
@@ -11,7 +12,7 @@ class Group:
     """Charts that share a legend; charts without layers are left out."""
 
     title: str
-    charts: tuple[Chart, ...]
+    charts: Sequence[Chart]
     shared: bool = True
 
     def __post_init__(self) -> None:
@@ -26,9 +27,9 @@ class Section:
     key: str
     title: str
     link: str
-    intro: tuple[str, ...] = ()
-    groups: tuple[Group, ...] = ()
-    tables: tuple[Table, ...] = ()
+    intro: str = ""
+    groups: Sequence[Group] = ()
+    tables: Sequence[Table] = ()
 
     def __post_init__(self) -> None:
         groups = tuple(group for group in self.groups if group.charts)

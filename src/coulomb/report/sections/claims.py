@@ -1,20 +1,16 @@
 """The paper's claims as the page shows them."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from coulomb._support.errors import CoulombError
 from coulomb.experiments.claims import Finding, Result, Verdict, judge_claims, words
 from coulomb.experiments.paper import check_paper
 from coulomb.experiments.records import Record
-from coulomb.report.rows import clean
-from coulomb.report.tables import Column, Table, number, text
+from coulomb.report.rows import clean, gather
+from coulomb.report.tables import Column, Header, Table, tabulate
 
-_TONES = {
-    Verdict.HOLDS: "holds",
-    Verdict.FAILS: "fails",
-    Verdict.UNTESTED: "untested",
-}
 _WITH = {
     "paper": "With the paper’s constants",
     "default": "With our defaults",
@@ -22,33 +18,6 @@ _WITH = {
 }
 _NOTE_LENGTH = 400
 _BROKEN = (CoulombError, ArithmeticError, LookupError, TypeError, ValueError)
-
-
-class Count(NamedTuple):
-    """How often a verdict was reached."""
-
-    verdict: str
-    tone: str
-    number: int
-
-    @property
-    def label(self) -> str:
-        """The verdict, said of several claims."""
-        plural = {"holds": "hold", "fails": "do not hold"}
-        return self.verdict if self.number == 1 else plural.get(self.tone, self.verdict)
-
-
-class Bar(NamedTuple):
-    """The verdicts with one set of constants."""
-
-    label: str
-    counts: list[Count]
-
-    @property
-    def alt(self) -> str:
-        """The bar in words."""
-        parts = (f"{count.number} {count.label}" for count in self.counts)
-        return f"{self.label}: {', '.join(parts)}."
 
 
 class FindingView(NamedTuple):
@@ -61,54 +30,42 @@ class FindingView(NamedTuple):
     note: str
 
 
-class ClaimView(NamedTuple):
-    """A sentence of the paper and what was found."""
-
-    sentence: str
-    source: str
-    paper: str
-    findings: list[FindingView]
-
-    @property
-    def tones(self) -> str:
-        """All verdicts, for the filter of the page."""
-        return " ".join(sorted({finding.tone for finding in self.findings}))
-
-    @property
-    def tested(self) -> bool:
-        """Whether anything was found."""
-        return self.tones != "untested"
-
-
-class ClaimsView(NamedTuple):
-    """Everything about the claims."""
-
-    bars: list[Bar]
-    claims: list[ClaimView]
-    filters: list[Count]
-    csv: str
-    checks: Table
-
-
 def view_claims(
     records: Mapping[str, Sequence[Record]], problems: list[str]
-) -> ClaimsView | None:
-    """Hold the claims against the records."""
+) -> dict[str, Any] | None:
+    """Hold the claims against the records; what the page's template shows of them."""
     results = _judge(records, problems)
     if not results:
         return None
     found = [finding for result in results for finding in result.findings]
-    whose = list(dict.fromkeys(finding.constants for finding in found))
-    return ClaimsView(
-        bars=[
-            Bar(_with(name), _counts([f for f in found if f.constants == name]))
-            for name in whose
-        ],
-        claims=[_view(result) for result in results],
-        filters=_counts(found),
-        csv=_table(results).csv,
-        checks=_checks(),
-    )
+    parts = gather(found, lambda finding: finding.constants)
+    return {
+        "bars": [_bar(_with(name), part) for name, part in parts.items()],
+        "claims": [_view(result) for result in results],
+        "filters": [each for each in Verdict if each in {f.verdict for f in found}],
+        "csv": _table(results).csv,
+        "checks": _checks(),
+    }
+
+
+def _bar(label: str, findings: Sequence[Finding]) -> dict[str, Any]:
+    """Count the verdicts with one set of constants, and say it in words."""
+    plural = {Verdict.HOLDS: "hold", Verdict.FAILS: "do not hold"}
+    counts = Counter(finding.verdict for finding in findings)
+    parts = [
+        (_tone(each), n, each.value if n == 1 else plural.get(each, each.value))
+        for each in Verdict
+        for n in [counts[each]]
+    ]
+    alt = f"{label}: {', '.join(f'{n} {words}' for _, n, words in parts)}."
+    holds, tested = counts[Verdict.HOLDS], len(findings) - counts[Verdict.UNTESTED]
+    sentence = f"{label}, {holds} of {tested} tested claims hold." if tested else ""
+    return {"label": label, "counts": parts, "alt": alt, "finding": sentence}
+
+
+def _tone(verdict: Verdict) -> str:
+    """Name the verdict as the style sheet does."""
+    return verdict.name.lower()
 
 
 def _judge(
@@ -128,33 +85,35 @@ def _judge(
                 f"{clean(name)}: its claims could not be judged, because a record "
                 f"lacks something they need ({clean(repr(error), 120)})."
             )
+    nothing = judge_claims({})
     return [
-        alone.get(result.claim.needs, nothing)[i]
-        for nothing in [judge_claims({})]
-        for i, result in enumerate(nothing)
+        alone.get(result.claim.needs, nothing)[i] for i, result in enumerate(nothing)
     ]
 
 
-def _view(result: Result) -> ClaimView:
+def _view(result: Result) -> dict[str, Any]:
     claim = result.claim
     findings = [
         FindingView(
             _with(finding.constants),
             finding.verdict.value,
-            _TONES[finding.verdict],
+            _tone(finding.verdict),
             clean(_ours(finding), 300),
             clean(finding.note, _NOTE_LENGTH),
         )
         for finding in result.findings
     ]
+    tones = sorted({finding.tone for finding in findings})
     if len(findings) > 1 and len({finding[1:] for finding in findings}) == 1:
         findings = [findings[0]._replace(label="With either constants")]
-    return ClaimView(
-        clean(claim.text, 600),
-        clean(claim.source, 120),
-        clean(claim.paper, 200),
-        findings,
-    )
+    return {
+        "sentence": clean(claim.text, 600),
+        "source": clean(claim.source, 120),
+        "paper": clean(claim.paper, 200),
+        "findings": findings,
+        "tones": " ".join(tones),  # for the filter of the page
+        "tested": tones != ["untested"],
+    }
 
 
 def _ours(finding: Finding) -> str:
@@ -171,20 +130,7 @@ def _with(constants: str) -> str:
     return _WITH.get(constants, constants)
 
 
-def _counts(findings: Sequence[Finding]) -> list[Count]:
-    return [
-        Count(
-            verdict.value, tone, sum(finding.verdict is verdict for finding in findings)
-        )
-        for verdict, tone in _TONES.items()
-    ]
-
-
 def _table(results: Sequence[Result]) -> Table:
-    headers = ("claim", "source", "constants", "paper", "ours")
-    columns = tuple(Column(header, numeric=False) for header in headers)
-    columns += (Column("difference"), Column("standard error"), Column("trials"))
-    columns += (Column("verdict", numeric=False), Column("note", numeric=False))
     rows = []
     for result in results:
         claim = result.claim
@@ -192,29 +138,24 @@ def _table(results: Sequence[Result]) -> Table:
             gap = finding.difference
             rows.append(
                 (
-                    text(claim.text),
-                    text(claim.source),
-                    text(finding.constants),
-                    text(claim.paper),
-                    text(finding.ours),
-                    number(gap.mean if gap else None),
-                    number(gap.standard_error if gap else None),
-                    number(gap.n if gap else None),
-                    text(finding.verdict.value),
-                    text(finding.note),
+                    *(claim.text, claim.source, finding.constants, claim.paper),
+                    finding.ours,
+                    *((gap.mean, gap.standard_error, gap.n) if gap else (None,) * 3),
+                    *(finding.verdict.value, finding.note),
                 )
             )
-    return Table("claims", "The paper's claims", columns, tuple(rows))
+    columns: list[Header] = ["claim", "source", "constants", "paper", "ours"]
+    columns += map(Column, ("difference", "standard error", "trials"))
+    columns += ["verdict", "note"]
+    return tabulate("claims", "The paper's claims", columns, rows)
 
 
 def _checks() -> Table:
     columns = (
         Column("what the published tables say about themselves", False, wide=True),
         Column("found", numeric=False, wide=True),
-        Column("confirmed", numeric=False),
+        "confirmed",
     )
-    rows = tuple(
-        (text(each.title), text(each.found), text("yes" if each.confirmed else "no"))
-        for each in check_paper()
-    )
-    return Table("paper-checks", "The published tables, checked by code", columns, rows)
+    rows = [(c.title, c.found, "yes" if c.confirmed else "no") for c in check_paper()]
+    title = "The published tables, checked by code"
+    return tabulate("paper-checks", title, columns, rows)

@@ -9,12 +9,13 @@ from coulomb.report.rows import (
     by_row,
     clean,
     estimate,
+    gather,
     metric,
     slug,
     varying,
 )
 from coulomb.report.sections import Section
-from coulomb.report.tables import Cell, Column, Table, number, text
+from coulomb.report.tables import Cell, Column, Header, Table, number, tabulate
 
 _MOST_ROWS = 500
 
@@ -23,8 +24,8 @@ def general_section(records: Sequence[Record]) -> Section:
     """Show every metric of every row."""
     name = clean(records[0].experiment)
     title = name.capitalize()
-    tables = tuple(metric_tables(name, records))
-    return Section(f"x-{slug(name)}", title, title, (), (), tables)
+    tables = metric_tables(name, records)
+    return Section(f"x-{slug(name)}", title, title, tables=tables)
 
 
 def metric_tables(name: str, records: Sequence[Record]) -> list[Table]:
@@ -33,9 +34,7 @@ def metric_tables(name: str, records: Sequence[Record]) -> list[Table]:
         return []
     keys = sorted({key for record in records for key in record.job})
     # What follows from the method says nothing more about a row.
-    methods: dict[str, list[Record]] = {}
-    for record in records:
-        methods.setdefault(repr(record.job.get("method")), []).append(record)
+    methods = gather(records, lambda record: repr(record.job.get("method")))
     free = {key for part in methods.values() for key in varying(part, keys)}
     constant = set(keys) - free
     metrics = sorted({key for record in records for key in record.metrics})
@@ -44,23 +43,22 @@ def metric_tables(name: str, records: Sequence[Record]) -> list[Table]:
         for key in metrics
         if any(as_number(record.metrics.get(key)) is not None for record in records)
     ]
-    rows: list[tuple[Cell, ...]] = []
-    for row, part in by_row(records, constant - {"method", "constants"}).items():
-        cells = [_cell(key, part) for key in shown]
-        count = number(len(part), digits=0)
-        rows.append((text(row.label), text(row.constants or "–"), *cells, count))
-    columns = (
-        Column("row", numeric=False),
-        Column("constants", numeric=False),
-        *(Column(clean(key).replace("_", " ")) for key in shown),
-        Column("records"),
-    )
+    rows = [
+        (
+            row.label,
+            row.constants or "–",
+            *(_cell(key, part) for key in shown),
+            len(part),
+        )
+        for row, part in by_row(records, constant - {"method", "constants"}).items()
+    ]
+    names = [Column(clean(key).replace("_", " ")) for key in shown]
+    columns: list[Header] = ["row", "constants", *names, Column("records")]
     note = "Mean ± standard error over trials."
     if len(rows) > _MOST_ROWS:
         note += f" The first {_MOST_ROWS} of {len(rows)} rows."
-    caption = f"Metrics of {name}"
-    key = f"{slug(name)}-metrics"
-    return [Table(key, caption, columns, tuple(rows[:_MOST_ROWS]), note)]
+    key, caption = f"{slug(name)}-metrics", f"Metrics of {name}"
+    return [tabulate(key, caption, columns, rows[:_MOST_ROWS], note)]
 
 
 def _cell(key: str, records: Sequence[Record]) -> Cell:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from coulomb._support.stats import PowerLaw, fit_power_law
+from coulomb._support.stats import fit_power_law
 from coulomb.experiments.paper import paper_table, published_power_laws
 from coulomb.experiments.records import Record
 from coulomb.report.chart import Axis, Chart, Curve
@@ -14,11 +14,13 @@ from coulomb.report.rows import (
     Row,
     Value,
     as_number,
+    budgets_of,
     by_constants,
     by_row,
     clean,
     difference_table,
     estimates,
+    gather,
     metric,
     place_of,
     row_inks,
@@ -32,28 +34,19 @@ from coulomb.report.rows import (
 )
 from coulomb.report.sections import Group, Section
 from coulomb.report.sections.text import show_heads
-from coulomb.report.tables import Cell, Column, Table, number, text
+from coulomb.report.tables import Cell, Column, Header, Table, number, tabulate
 
 _PAPER_DESIGN = 42
 _SIGMA = ("noise", Axis("noise on the logit, standard deviation σ", log=True))
 _ACCURACY = Axis("expected accuracy")
+_SECONDS = Axis("wall-clock seconds", log=True)
+_SIZE = ("n_samples", Axis("number of samples n", log=True))
+_DRAWN = "on the drawn labels"
 _SCORES: tuple[tuple[str, str, Axis, Value, bool], ...] = (
     ("expected", "Expected accuracy", _ACCURACY, EXPECTED, True),
-    (
-        "accuracy",
-        "Accuracy on the drawn labels",
-        Axis("accuracy"),
-        metric("accuracy"),
-        True,
-    ),
-    ("f1", "F1 score on the drawn labels", Axis("F1 score"), metric("f1"), False),
-    (
-        "seconds",
-        "Runtime",
-        Axis("wall-clock seconds", log=True),
-        seconds("total"),
-        False,
-    ),
+    ("accuracy", f"Accuracy {_DRAWN}", Axis("accuracy"), metric("accuracy"), True),
+    ("f1", f"F1 score {_DRAWN}", Axis("F1 score"), metric("f1"), False),
+    ("seconds", "Runtime", _SECONDS, seconds("total"), False),
 )
 
 
@@ -63,19 +56,12 @@ def noise_section(records: Sequence[Record]) -> Section:
     for title, key, part in _variants(records):
         for constants, chosen in by_constants(part).items():
             rows = by_row(chosen, COMMON)
+            start = f"noise-{slug(constants)}{key}"
             charts = [
-                sweep(
-                    f"noise-{slug(constants)}{key}-{short}",
-                    head,
-                    _SIGMA,
-                    y,
-                    rows,
-                    value,
-                    bayes=bayes,
-                )
+                sweep(f"{start}-{short}", head, _SIGMA, y, rows, value, bayes=bayes)
                 for short, head, y, value, bayes in _SCORES
             ]
-            groups.append(Group(_join(whose(constants), title), tuple(charts)))
+            groups.append(Group(_join(whose(constants), title), charts))
         tables += [
             score_table(
                 f"noise-accuracy{key}",
@@ -94,15 +80,13 @@ def noise_section(records: Sequence[Record]) -> Section:
         "noise",
         "Accuracy against noise",
         "Noise",
-        (
-            "The paper’s nonlinear synthetic problem. The expected accuracy replaces "
-            "each drawn test label by its known probability, so it is free of the "
-            "labels’ own noise; no method can be above the Bayes line. Every learned "
-            "row carries two controls: the same norms without the labels’ placement, "
-            "and the same dynamics without the labels’ force.",
-        ),
-        tuple(groups),
-        tuple(tables),
+        "The paper’s nonlinear synthetic problem. The expected accuracy replaces "
+        "each drawn test label by its known probability, so it is free of the "
+        "labels’ own noise; no method can be above the Bayes line. Every learned "
+        "row carries two controls: the same norms without the labels’ placement, "
+        "and the same dynamics without the labels’ force.",
+        groups,
+        tables,
     )
 
 
@@ -125,7 +109,7 @@ def strength_section(records: Sequence[Record]) -> Section:
                     bayes=True,
                 )
             )
-        groups.append(Group(whose(constants), tuple(charts)))
+        groups.append(Group(whose(constants), charts))
     tables = [
         score_table(
             "strength-accuracy",
@@ -145,12 +129,10 @@ def strength_section(records: Sequence[Record]) -> Section:
         "strength",
         "The strength of the repulsion",
         "Strength",
-        (
-            "λ from 0 to 1.5 for the logarithmic and the Riesz repulsion, against "
-            "random Fourier features. The paper finds moderate strengths best.",
-        ),
-        tuple(groups),
-        tuple(tables),
+        "λ from 0 to 1.5 for the logarithmic and the Riesz repulsion, against "
+        "random Fourier features. The paper finds moderate strengths best.",
+        groups,
+        tables,
     )
 
 
@@ -158,51 +140,49 @@ def budget_section(records: Sequence[Record]) -> Section:
     """Show accuracy against the number of features."""
     in_text = [record for record in records if "task" in record.job]
     records = [record for record in records if "task" not in record.job]
-    groups, tables = [], []
-    budgets = sorted({d for r in records if (d := place_of(r, "n_components"))})
-    axis = Axis("number of features D", log=True, ticks=tuple(budgets))
-    noises = sorted({s for r in records if (s := place_of(r, "noise")) is not None})
-    for constants, chosen in by_constants(records).items():
-        charts = [
-            sweep(
-                f"budget-{slug(constants)}-{i}",
-                f"Expected accuracy, σ = {sigma:g}",
-                ("n_components", axis),
-                _ACCURACY,
-                by_row([r for r in chosen if place_of(r, "noise") == sigma], COMMON),
-                EXPECTED,
-                bayes=True,
-            )
-            for i, sigma in enumerate(noises)
-        ]
-        groups.append(Group(whose(constants), tuple(charts)))
+    groups, tables = show_heads(in_text)
+    axis = Axis("number of features D", log=True, ticks=budgets_of(records))
+    levels = gather(records, lambda record: place_of(record, "noise"))
+    noises = sorted(level for level in levels if level is not None)
+    charts: dict[str, list[Chart]] = {name: [] for name in by_constants(records)}
     for i, sigma in enumerate(noises):
-        tables.append(
+        for constants, chosen in by_constants(levels[sigma]).items():
+            charts[constants].append(
+                sweep(
+                    f"budget-{slug(constants)}-{i}",
+                    f"Expected accuracy, σ = {sigma:g}",
+                    ("n_components", axis),
+                    _ACCURACY,
+                    by_row(chosen, COMMON),
+                    EXPECTED,
+                    bayes=True,
+                )
+            )
+        tables.insert(
+            i,
             score_table(
                 f"budget-accuracy-{i}",
                 f"Expected accuracy by number of features D, σ = {sigma:g}",
-                [r for r in records if place_of(r, "noise") == sigma],
+                levels[sigma],
                 ("n_components", "D"),
-            )
+            ),
         )
-    in_attention = show_heads(in_text)
-    groups.extend(in_attention[0])
-    tables.extend(in_attention[1])
+    groups = [Group(whose(name), each) for name, each in charts.items()] + groups
     return Section(
         "budget",
         "How many features are needed",
         "Budget",
-        ("Accuracy against D for fixed, importance-sampled and learned features.",),
-        tuple(groups),
-        tuple(tables),
+        "Accuracy against D for fixed, importance-sampled and learned features.",
+        groups,
+        tables,
     )
 
 
 def _variants(records: Sequence[Record]) -> list[tuple[str, str, list[Record]]]:
     """Split by the number of columns, and by whether the design is the paper's."""
-    parts: dict[tuple[str, str], list[Record]] = {}
     columns = varying(records, ["n_features"])
-    for record in records:
+
+    def variant(record: Record) -> tuple[str, str]:
         words, key = [], ""
         if columns:
             p = as_number(record.job.get("n_features"))
@@ -211,8 +191,9 @@ def _variants(records: Sequence[Record]) -> list[tuple[str, str, list[Record]]]:
         if record.job.get("design", _PAPER_DESIGN) != _PAPER_DESIGN:
             words.append("fresh designs")
             key += "-fresh"
-        parts.setdefault((", ".join(words), key), []).append(record)
-    return [(title, key, part) for (title, key), part in parts.items()]
+        return ", ".join(words), key
+
+    return [(*names, part) for names, part in gather(records, variant).items()]
 
 
 def _repulsion(record: Record) -> str:
@@ -225,41 +206,35 @@ def _join(*words: str) -> str:
     return ", ".join(word for word in words if word)
 
 
-_SECONDS = Axis("wall-clock seconds", log=True)
-_SIZE = ("n_samples", Axis("number of samples n", log=True))
-
-
 def runtime_section(records: Sequence[Record]) -> Section:
     """Show seconds against the number of samples, ours beside the published ones."""
     plain = [record for record in records if not record.job.get("control")]
     rows = by_row(plain, COMMON)
-    ours = sweep(
-        "runtime-ours", "Measured here", _SIZE, _SECONDS, rows, seconds("total")
-    )
+    total = seconds("total")
+    ours = sweep("runtime-ours", "Measured here", _SIZE, _SECONDS, rows, total)
     found = {
         row: points
         for row, part in rows.items()
-        if (points := estimates(part, "n_samples", seconds("total")))
+        if (points := estimates(part, "n_samples", total))
     }
     return Section(
         "runtime",
         "Runtime",
         "Runtime",
-        (
-            "Seconds from raw columns to predictions, as the number of samples grows. "
-            "The published seconds are from another machine: compare slopes, not "
-            "heights. Fits are t = c nᵞ, by least squares on logarithmic axes.",
-        ),
+        "Seconds from raw columns to predictions, as the number of samples grows. "
+        "The published seconds are from another machine: compare slopes, not "
+        "heights. Fits are t = c nᵞ, by least squares on logarithmic axes.",
         (Group("", (ours, _published(found))),),
         (_table(found), _fits(found)),
     )
 
 
 def _published_seconds() -> dict[str, dict[float, float]]:
-    found: dict[str, dict[float, float]] = {}
-    for line in paper_table("runtime"):
-        found.setdefault(line["method"], {})[line["n_samples"]] = line["seconds"]
-    return found
+    lines = gather(paper_table("runtime"), lambda line: line["method"])
+    return {
+        method: {line["n_samples"]: line["seconds"] for line in part}
+        for method, part in lines.items()
+    }
 
 
 def _published(found: Mapping[Row, Mapping[float, Estimate]]) -> Chart:
@@ -268,15 +243,9 @@ def _published(found: Mapping[Row, Mapping[float, Estimate]]) -> Chart:
     for row, ink in row_inks(found).items():
         points = published.get(row.method)
         if points and row.constants == "paper":
-            layers.append(
-                Curve(
-                    row.label,
-                    tuple(points),
-                    tuple(points.values()),
-                    notes=tuple(f"{n:g}: {t:.4g} s" for n, t in points.items()),
-                    ink=ink,
-                )
-            )
+            notes = tuple(f"{n:g}: {t:.4g} s" for n, t in points.items())
+            places = (tuple(points), tuple(points.values()))
+            layers.append(Curve(row.label, *places, notes=notes, ink=ink))
     return Chart(
         "runtime-published",
         "Published in the paper",
@@ -290,25 +259,19 @@ def _published(found: Mapping[Row, Mapping[float, Estimate]]) -> Chart:
 def _table(found: Mapping[Row, Mapping[float, Estimate]]) -> Table:
     published = _published_seconds()
     sizes = sorted({n for points in found.values() for n in points})
-    body: list[tuple[Cell, ...]] = []
+    body: list[tuple[Cell | str, ...]] = []
     for row, points in found.items():
-        words = (text(row.label), text(whose_short(row.constants)))
-        body.append((*words, text("here"), *(_timed(points.get(n)) for n in sizes)))
+        words = (row.label, whose_short(row.constants))
+        body.append((*words, "here", *(_timed(points.get(n)) for n in sizes)))
         theirs = published.get(row.method, {})
         if row.constants == "paper" and any(n in theirs for n in sizes):
             quoted = [_quoted(theirs.get(n)) for n in sizes]
-            body.append((*words, text("published", tone="paper"), *quoted))
-    columns = (
-        Column("method", numeric=False),
-        Column("constants", numeric=False),
-        Column("measured", numeric=False),
-        *(Column(f"n = {n:,.0f}") for n in sizes),
-    )
-    return Table(
+            body.append((*words, Cell("published", tone="paper"), *quoted))
+    return tabulate(
         "runtime-seconds",
         "Wall-clock seconds by number of samples n",
-        columns,
-        tuple(body),
+        ["method", "constants", "measured", *(Column(f"n = {n:,.0f}") for n in sizes)],
+        body,
         "Mean ± standard error over trials; published values in italics.",
     )
 
@@ -325,27 +288,20 @@ def _fits(found: Mapping[Row, Mapping[float, Estimate]]) -> Table:
         theirs = printed[1] if printed else {}
         body.append(
             (
-                text(row.label),
-                text(whose_short(row.constants)),
-                _exponent(law),
-                number(theirs.get("exponent")),
-                number(law.prefactor),
-                number(theirs.get("prefactor")),
-                number(law.sigma_log),
-                number(law.n, digits=0),
+                row.label,
+                whose_short(row.constants),
+                number(law.exponent, detail=f"({law.low:.2f} to {law.high:.2f})"),
+                theirs.get("exponent"),
+                law.prefactor,
+                theirs.get("prefactor"),
+                law.sigma_log,
+                law.n,
             )
         )
-    columns = (
-        Column("method", numeric=False),
-        Column("constants", numeric=False),
-        Column("exponent γ, 95 % interval"),
-        Column("γ published"),
-        Column("prefactor c"),
-        Column("c published"),
-        Column("residual s.d. of log t"),
-        Column("sizes"),
-    )
-    return Table("runtime-fits", "Power laws t = c nᵞ", columns, tuple(body))
+    numeric = ("exponent γ, 95 % interval", "γ published", "prefactor c", "c published")
+    columns: list[Header] = ["method", "constants", *map(Column, numeric)]
+    columns += [Column("residual s.d. of log t"), Column("sizes")]
+    return tabulate("runtime-fits", "Power laws t = c nᵞ", columns, body)
 
 
 def _timed(point: Estimate | None) -> Cell:
@@ -361,7 +317,3 @@ def _quoted(value: float | None) -> Cell:
     if value is None:
         return number(None)
     return Cell(f"{value:.3g}", value, tone="paper")
-
-
-def _exponent(law: PowerLaw) -> Cell:
-    return number(law.exponent, detail=f"({law.low:.2f} to {law.high:.2f})")

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from coulomb.experiments.paper import MAPS, TASKS, paper_table
@@ -9,16 +10,17 @@ from coulomb.experiments.records import Record
 from coulomb.experiments.summary import paired
 from coulomb.report.chart import Axis, Chart, Dots, Ink
 from coulomb.report.rows import (
-    Estimate,
     Row,
     Value,
     averaged,
+    budgets_of,
     by_constants,
     by_row,
     clean,
+    dots,
     estimate,
+    gather,
     metric,
-    place_of,
     score_table,
     seconds,
     slug,
@@ -27,8 +29,17 @@ from coulomb.report.rows import (
     whose_short,
 )
 from coulomb.report.sections import Group, Section
-from coulomb.report.tables import Cell, Column, Table, mark_best, number, text
+from coulomb.report.tables import (
+    Cell,
+    Column,
+    Header,
+    Table,
+    mark_best,
+    number,
+    tabulate,
+)
 
+_ACCURACY = metric("accuracy")
 _SHARED = ("task", "changes")
 _BLIND = "label-blindness"
 _NAMES = {
@@ -46,7 +57,7 @@ _OFFSETS = {"": -0.2, "norm-matched": 0.0, "noise-only": 0.2}
 _QUOTED = Ink(7, 0, 4)
 # Metric, heading, whether more is better, and the column of the published table.
 _COLUMNS: tuple[tuple[Value, str, int, str], ...] = (
-    (metric("accuracy"), "accuracy", 1, "accuracy"),
+    (_ACCURACY, "accuracy", 1, "accuracy"),
     (metric("f1_macro"), "F1 macro", 1, "f1_macro"),
     (metric("roc_auc"), "ROC-AUC", 1, "roc_auc"),
     (metric("mcc"), "MCC", 1, "mcc"),
@@ -60,9 +71,7 @@ _COLUMNS: tuple[tuple[Value, str, int, str], ...] = (
 
 def text_section(records: Sequence[Record]) -> Section:
     """Show every row of the paper's tables, its controls, and bags of words."""
-    tasks: dict[str, list[Record]] = {}
-    for record in records:
-        tasks.setdefault(clean(record.job.get("task") or "text"), []).append(record)
+    tasks = gather(records, lambda r: clean(r.job.get("task") or "text"))
     groups, tables = [], []
     for task, part in tasks.items():
         rows = [record for record in part if record.job.get("method") != _BLIND]
@@ -80,26 +89,21 @@ def text_section(records: Sequence[Record]) -> Section:
         "text",
         "Text classification",
         "Text",
-        (
-            "Each Kernel row is a Vanilla row whose particles Phase A has moved. Its "
-            "controls move them just as far without the labels: to the same norms, or "
-            "by noise alone. Bags of words say what there is to beat.",
-        ),
-        tuple(groups),
-        tuple(tables),
+        "Each Kernel row is a Vanilla row whose particles Phase A has moved. Its "
+        "controls move them just as far without the labels: to the same norms, or "
+        "by noise alone. Bags of words say what there is to beat.",
+        groups,
+        tables,
     )
 
 
 def show_heads(records: Sequence[Record]) -> tuple[list[Group], list[Table]]:
     """Show accuracy in attention against the number of particles of a head."""
-    tasks: dict[str, list[Record]] = {}
-    for record in records:
-        tasks.setdefault(clean(record.job.get("task")), []).append(record)
+    tasks = gather(records, lambda record: clean(record.job.get("task")))
     groups, tables = [], []
     common = (*_SHARED, "n_components")
     for task, part in tasks.items():
-        budgets = {m for record in part if (m := place_of(record, "n_components"))}
-        axis = Axis("particles M per head", log=True, ticks=tuple(sorted(budgets)))
+        axis = Axis("particles M per head", log=True, ticks=budgets_of(part))
         charts = [
             sweep(
                 f"heads-{slug(task)}-{slug(constants)}",
@@ -107,19 +111,19 @@ def show_heads(records: Sequence[Record]) -> tuple[list[Group], list[Table]]:
                 ("n_components", axis),
                 Axis("accuracy"),
                 by_row(chosen, common),
-                metric("accuracy"),
+                _ACCURACY,
             )
             for constants, chosen in by_constants(part).items()
         ]
         name = _NAMES.get(task, task)
-        groups.append(Group(f"Attention on {name}", tuple(charts)))
+        groups.append(Group(f"Attention on {name}", charts))
         tables.append(
             score_table(
                 f"heads-{slug(task)}",
                 f"Accuracy by number of particles M per head, {name}",
                 part,
                 ("n_components", "M"),
-                metric("accuracy"),
+                _ACCURACY,
                 common=common,
             )
         )
@@ -143,9 +147,9 @@ def _accuracies(
             names.index(row.method) + _OFFSETS[control]: point
             for row, part in rows.items()
             if row.control == control
-            and (point := estimate(map(metric("accuracy"), part))) is not None
+            and (point := estimate(map(_ACCURACY, part))) is not None
         }
-        layers.append(_dots(series, points, ink))
+        layers.append(dots(series, points, ink))
     theirs = {
         float(place): float(published[name]["accuracy"])
         for place, name in enumerate(names)
@@ -166,29 +170,21 @@ def _gains(
     key: str, records: Sequence[Record], published: Mapping[str, Mapping[str, Any]]
 ) -> Chart:
     """Kernel minus Vanilla and minus its controls, paired by seed."""
-    parts: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        if metric("accuracy")(record) is not None:
-            place = (
-                clean(record.job.get("method")),
-                clean(record.job.get("control") or ""),
-            )
-            parts.setdefault(place, []).append(record)
-    maps = [name for name in MAPS if (f"kernel-{name}", "") in parts]
-    rivals = (
-        ("minus Vanilla", "vanilla", "", Ink(1, 0, 0)),
-        ("minus norm-matched control", "kernel", "norm-matched", Ink(2, 0, 1)),
-        ("minus noise-only control", "kernel", "noise-only", Ink(3, 0, 2)),
+    parts = gather(
+        (record for record in records if _ACCURACY(record) is not None),
+        lambda r: (clean(r.job.get("method")), clean(r.job.get("control") or "")),
     )
+    maps = [name for name in MAPS if (f"kernel-{name}", "") in parts]
     layers = []
-    for series, prefix, control, ink in rivals:
+    for control, (series, ink) in _SERIES.items():
         gaps = {}
         for i, name in enumerate(maps):
-            theirs = parts.get((f"{prefix}-{name}", control), [])
+            rival = f"kernel-{name}" if control else f"vanilla-{name}"
+            theirs = parts.get((rival, control), [])
             gap = paired(parts[f"kernel-{name}", ""], theirs, "accuracy")
             if gap.n:
                 gaps[i + _OFFSETS[control]] = gap
-        layers.append(_dots(series, gaps, ink))
+        layers.append(dots(f"minus {series if control else 'Vanilla'}", gaps, ink))
     quoted = {
         float(place): published[f"kernel-{name}"]["accuracy"]
         - published[f"vanilla-{name}"]["accuracy"]
@@ -208,20 +204,13 @@ def _gains(
     )
 
 
-def _dots(series: str, points: Mapping[float, Estimate], ink: Ink) -> Dots:
-    """Make a series of estimates, each with two standard errors either way."""
-    values = tuple(point.mean for point in points.values())
-    reach = tuple(2 * point.standard_error for point in points.values())
-    return Dots(series, values, tuple(points), reach, ink)
-
-
 def _table(
     key: str,
     caption: str,
     records: Sequence[Record],
     published: Mapping[str, Mapping[str, Any]],
 ) -> Table:
-    columns = [Column("row", numeric=False), Column("constants", numeric=False)]
+    columns: list[Header] = ["row", "constants"]
     for _, heading, better, theirs in _COLUMNS:
         columns.append(Column(heading, better=better))
         if theirs and published:
@@ -232,24 +221,19 @@ def _table(
         quoted = published.get(row.method, {})
         if row.control or row.constants != "paper":
             quoted = {}
-        cells = [text(_row_name(row)), text(whose_short(row.constants))]
+        name = f"{row.method}, {row.control} control" if row.control else row.method
+        cells: list[Cell | str | float] = [name, whose_short(row.constants)]
         for value, _, _, theirs in _COLUMNS:
             cells.append(averaged(estimate(map(value, part))))
             if theirs and published:
                 shown = number(quoted.get(theirs, math.nan))
-                cells.append(Cell(shown.text, shown.value, tone="paper"))
-        cells.append(number(len(part), digits=0))
-        body.append(tuple(cells))
-    return mark_best(
-        Table(
-            f"text-{key}",
-            caption,
-            tuple(columns),
-            tuple(body),
-            "Mean ± standard error over seeds; ● marks the best mean of a column; "
-            "published values, single runs, in italics.",
-        )
+                cells.append(replace(shown, tone="paper"))
+        body.append([*cells, len(part)])
+    note = (
+        "Mean ± standard error over seeds; ● marks the best mean of a column; "
+        "published values, single runs, in italics."
     )
+    return mark_best(tabulate(f"text-{key}", caption, columns, body, note))
 
 
 def _ordered(records: Sequence[Record]) -> dict[Row, list[Record]]:
@@ -260,7 +244,3 @@ def _ordered(records: Sequence[Record]) -> dict[Row, list[Record]]:
     rows = by_row(records, _SHARED)
     by_place = sorted(rows, key=lambda row: order.get(row.method, len(order)))
     return {row: rows[row] for row in by_place}
-
-
-def _row_name(row: Row) -> str:
-    return f"{row.method}, {row.control} control" if row.control else row.method

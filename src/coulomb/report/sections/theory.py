@@ -1,6 +1,6 @@
 """Charts of the theory, from the numbers that `--json` of its two verbs writes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,27 +62,15 @@ def _density_on_line(key: str, points: Any, data: Mapping[str, Any]) -> Chart:
     heights, edges = np.histogram(particles, bins=_BINS, density=True)
     times = flow["times"]
     chosen = np.unique(np.linspace(0, len(times) - 1, _SHOWN_TIMES).round().astype(int))
+    words = f"particles at t = {times[-1]:.3g}"
     layers: list[Layer] = [
-        Histogram(
-            f"particles at t = {times[-1]:.3g}",
-            numbers(edges),
-            numbers(heights),
-            _PARTICLES,
-        )
+        Histogram(words, numbers(edges), numbers(heights), _PARTICLES),
     ]
     slots = (6, 3, 4, 5, 2)[-len(chosen) :]
     for i, slot in zip(chosen, slots, strict=True):
-        layers.append(
-            Curve(
-                f"density at t = {times[i]:.3g}",
-                x,
-                numbers(flow["densities"][i]),
-                ink=Ink(slot),
-                points=False,
-            )
-        )
-    rest = numbers(data["equilibrium"]["density"])
-    layers.append(Curve("equilibrium", x, rest, ink=_REST, points=False))
+        words = f"density at t = {times[i]:.3g}"
+        layers.append(_line(words, x, flow["densities"][i], Ink(slot)))
+    layers.append(_line("equilibrium", x, data["equilibrium"]["density"], _REST))
     return Chart(
         f"{key}-density",
         "Density evolving, with particles on top",
@@ -104,25 +92,16 @@ def _density_in_plane(key: str, points: Any, data: Mapping[str, Any]) -> Chart:
     ]
     field[places[1], places[0]] = density
     particles = np.array(gap["positions"][-1], dtype=np.float64)[0]
+    cloud = (numbers(particles[:, 0]), numbers(particles[:, 1]))
+    grid = (numbers(columns[0]), numbers(columns[1]))
     return Chart(
         f"{key}-density",
         "Density, with particles on top",
         Axis("position w₁"),
         Axis("position w₂"),
         (
-            Field(
-                "probability density",
-                numbers(columns[0]),
-                numbers(columns[1]),
-                tuple(numbers(row) for row in field),
-            ),
-            Curve(
-                "particles of one run",
-                numbers(particles[:, 0]),
-                numbers(particles[:, 1]),
-                ink=_PARTICLES,
-                line=False,
-            ),
+            Field("probability density", *grid, tuple(map(numbers, field))),
+            Curve("particles of one run", *cloud, ink=_PARTICLES, line=False),
         ),
         "The McKean-Vlasov density at the last time and the Langevin particles.",
         square=True,
@@ -134,21 +113,15 @@ def _free_energy(key: str, flow: Mapping[str, Any], rest: Mapping[str, Any]) -> 
     level = float(rest["free_energy"])
     excess = tuple(value - level for value in numbers(flow["free_energies"]))
     # The last steps are at the rounding of the equilibrium itself.
-    kept = [i for i, value in enumerate(excess) if value > 1e-10 * (1 + abs(level))]
+    pairs = zip(times, excess, strict=True)
+    kept = [(t, value) for t, value in pairs if value > 1e-10 * (1 + abs(level))]
+    x, y = ([pair[i] for pair in kept] for i in (0, 1))
     return Chart(
         f"{key}-energy",
         "The free energy falls",
         Axis("time t"),
         Axis("F(ρₜ) − F(equilibrium)", log=True),
-        (
-            Curve(
-                "free energy above equilibrium",
-                tuple(times[i] for i in kept),
-                tuple(excess[i] for i in kept),
-                ink=_DENSITY,
-                points=False,
-            ),
-        ),
+        (_line("free energy above equilibrium", x, y, _DENSITY),),
         f"At every accepted step. The equilibrium's free energy is {level:.6g}.",
     )
 
@@ -163,19 +136,12 @@ def _gap(key: str, gap: Mapping[str, Any]) -> Chart:
         fit = gap.get(f"{part}_exponent")
         if fit is None:
             continue
-        values, errors = numbers(gap[part]), numbers(gap[f"{part}_errors"])
-        layers.append(_measured(f"{name}, ± 2 s.e.", counts, values, errors, ink))
+        values = (gap[part], gap[f"{part}_errors"])
+        layers.append(_measured(f"{name}, ± 2 s.e.", counts, *values, ink))
         line = np.exp(fit["intercept"]) * np.array(counts) ** fit["slope"]
         words = f"N^{fit['slope']:.2f} (95 %: {fit['low']:.2f} to {fit['high']:.2f})"
-        layers.append(
-            Curve(
-                f"{name.split(',')[0]}: {words}",
-                counts,
-                numbers(line),
-                ink=Ink(ink.slot, 1),
-                points=False,
-            )
-        )
+        words = f"{name.split(',')[0]}: {words}"
+        layers.append(_line(words, counts, line, Ink(ink.slot, 1)))
     return Chart(
         f"{key}-gap",
         "Gap between particles and density",
@@ -189,9 +155,10 @@ def _gap(key: str, gap: Mapping[str, Any]) -> Chart:
 
 def _rarity(key: str, curve: Mapping[str, Any]) -> Chart:
     speeds = numbers(curve["speeds"])
-    values = numbers(curve["log_probabilities"])
-    errors = numbers(curve["standard_errors"])
+    values = (curve["log_probabilities"], curve["standard_errors"])
     fit, rate = curve["fit"], float(curve["rate"])
+    fitted = f"± 2 s.e.; fitted rate {fit['slope']:.3f}"
+    predicted = f"rate {rate:.3f}, no prefactor"
     same = np.allclose(speeds, numbers(curve["counts"]))
     return Chart(
         f"{key}-rarity",
@@ -199,20 +166,8 @@ def _rarity(key: str, curve: Mapping[str, Any]) -> Chart:
         Axis("number of particles N" if same else "speed β_N"),
         Axis("log P(|∫f dμ_N − f*| ≥ δ)"),
         (
-            _measured(
-                f"measured, ± 2 s.e.; fitted rate {fit['slope']:.3f}",
-                speeds,
-                values,
-                errors,
-                _PARTICLES,
-            ),
-            Curve(
-                f"predicted, rate {rate:.3f}, no prefactor",
-                speeds,
-                numbers(curve["predictions"]),
-                ink=_REST,
-                points=False,
-            ),
+            _measured(f"measured, {fitted}", speeds, *values, _PARTICLES),
+            _line(f"predicted, {predicted}", speeds, curve["predictions"], _REST),
         ),
         f"Fitted rate {fit['slope']:.3f} ± {fit['standard_error']:.3f} (with the "
         f"prefactor of sharp large deviations); predicted {rate:.3f}.",
@@ -222,49 +177,35 @@ def _rarity(key: str, curve: Mapping[str, Any]) -> Chart:
 def _partition(key: str, curve: Mapping[str, Any]) -> Chart:
     counts = numbers(curve["counts"])
     limit = float(curve["limit"])
-    ends: Numbers = (counts[0], counts[-1])
+    values = (curve["values"], curve["standard_errors"])
+    finite = curve["finite_limits"]
     return Chart(
         f"{key}-partition",
         "Free energy of N particles",
         Axis("number of particles N", log=True, ticks=counts),
         Axis("−log Z_N / β_N"),
         (
-            _measured(
-                "measured, ± 2 s.e.",
-                counts,
-                numbers(curve["values"]),
-                numbers(curve["standard_errors"]),
-                _PARTICLES,
-            ),
-            Curve(
-                "mean field at β_N / N",
-                counts,
-                numbers(curve["finite_limits"]),
-                ink=Ink(2, 1),
-                points=False,
-            ),
-            Curve("limit", ends, (limit, limit), ink=_REST, points=False),
+            _measured("measured, ± 2 s.e.", counts, *values, _PARTICLES),
+            _line("mean field at β_N / N", counts, finite, Ink(2, 1)),
+            _line("limit", (counts[0], counts[-1]), (limit, limit), _REST),
         ),
         f"The variational limit is {limit:.6g}.",
     )
 
 
+def _line(name: str, x: Sequence[float], y: Iterable[float], ink: Ink) -> Curve:
+    return Curve(name, tuple(x), numbers(y), ink=ink, points=False)
+
+
 def _measured(
-    name: str, x: Sequence[float], y: Numbers, errors: Numbers, ink: Ink
+    name: str, x: Numbers, y: Sequence[float], errors: Sequence[float], ink: Ink
 ) -> Curve:
-    return Curve(
-        name,
-        tuple(x),
-        y,
-        tuple(v - 2 * e for v, e in zip(y, errors, strict=True)),
-        tuple(v + 2 * e for v, e in zip(y, errors, strict=True)),
-        tuple(
-            f"{a:g}: {v:.4g} ± {2 * e:.2g}"
-            for a, v, e in zip(x, y, errors, strict=True)
-        ),
-        ink,
-        line=False,
-    )
+    """Make points, each with two standard errors either way."""
+    middle, reach = np.array(numbers(y)), 2 * np.array(numbers(errors))
+    parts = zip(x, middle, reach, strict=True)
+    notes = tuple(f"{a:g}: {v:.4g} ± {e:.2g}" for a, v, e in parts)
+    band = (numbers(middle - reach), numbers(middle + reach))
+    return Curve(name, x, numbers(middle), *band, notes, ink, line=False)
 
 
 _PARTS = (
@@ -306,9 +247,8 @@ def theory_sections(
                 problems.append(f"{name}.json: {error}")
                 continue
             words = clean(name) if len(theory) > 2 else ""
-            groups.append(Group(words, tuple(charts), shared=False))
+            groups.append(Group(words, charts, shared=False))
         tables = metric_tables(key, records.get(key, []))
         if groups or tables:
-            charts_and_tables = (tuple(groups), tuple(tables))
-            sections.append(Section(key, title, link, (intro,), *charts_and_tables))
+            sections.append(Section(key, title, link, intro, groups, tables))
     return sections
