@@ -55,6 +55,7 @@ def entry(fastmath: set[str]) -> Any:
         )
         with suppress(RuntimeError):  # numba found no folder to write to
             compiled._cache = _cache_class()(function)
+            _remove_stale_folders(Path(compiled._cache.cache_path))
         return compiled
 
     return decorate
@@ -99,12 +100,12 @@ class _HashedLocator:
     def get_source_stamp(self) -> str:
         return source_hash()
 
-    def ensure_cache_path(self) -> None:
-        path = Path(self.get_cache_path())
-        if not path.exists():
-            for stale in path.parent.glob(_FOLDER + "*"):
-                shutil.rmtree(stale, ignore_errors=True)
-        super().ensure_cache_path()  # type: ignore[misc]
+
+@cache
+def _remove_stale_folders(current: Path) -> None:
+    for folder in current.parent.glob(_FOLDER + "*"):
+        if folder != current:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @cache
@@ -116,5 +117,13 @@ def _cache_class() -> Any:
         type(locator.__name__, (_HashedLocator, locator), {})
         for locator in known._locator_classes
     ]
-    hashed = type("HashedCacheImpl", (known,), {"_locator_classes": locators})
-    return type("HashedFunctionCache", (FunctionCache,), {"_impl_class": hashed})
+
+    class HashedFunctionCache(FunctionCache):  # type: ignore[misc]
+        _impl_class = type("HashedImpl", (known,), {"_locator_classes": locators})
+
+        def save_overload(self, signature: Any, data: Any) -> None:
+            # A full disk, or another process that has removed the folder.
+            with suppress(OSError):
+                super().save_overload(signature, data)
+
+    return HashedFunctionCache
