@@ -217,7 +217,7 @@ def estimator_row(n: int, quick: bool) -> dict[str, object]:
     """Compare an extra step of a fit with the numpy loop, by processor time."""
     x, y, _ = problem(n, np.float64)
     loop = numpy_run(n, np.float64)
-    few = max(300, 1_400_000 // (n + 1000))
+    few = max(400, 4_000_000 // (n + 1000))
     plain = max(1, 20_000 // (n + 1000))
 
     def fit(steps: int) -> object:
