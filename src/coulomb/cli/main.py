@@ -8,10 +8,9 @@ import typer
 from coulomb._support.errors import CoulombError
 from coulomb._version import __version__
 from coulomb.cli.demo import demo
-from coulomb.cli.diagnose import diagnose
 from coulomb.cli.experiments import claims, report, reproduce
 from coulomb.cli.linearise import kernels, linearise
-from coulomb.cli.text import evaluate, predict, runs, train
+from coulomb.cli.text import diagnose, evaluate, predict, runs, train
 from coulomb.cli.theory import deviations, meanfield
 
 app = typer.Typer(

@@ -13,7 +13,13 @@ from coulomb.theory.deviations import (
 from coulomb.theory.equilibrium import equilibrium, gibbs_equilibrium, ground_state
 from coulomb.theory.expressions import parse_expression
 from coulomb.theory.flow import FlowSettings, evolve, relax
-from coulomb.theory.gap import GapSettings, line_distances, mean_field_gap
+from coulomb.theory.gap import (
+    GapSettings,
+    line_distances,
+    mean_field_gap,
+    stationary_law,
+    wall_bias,
+)
 from coulomb.theory.gibbs import (
     TemperingSettings,
     effective_sample_size,
@@ -29,7 +35,6 @@ from coulomb.theory.identities import (
 )
 from coulomb.theory.importance import ImportanceSettings
 from coulomb.theory.system import MeanField, Potential
-from coulomb.theory.walls import stationary_law, wall_bias
 
 __all__ = [
     "Disc",
