@@ -13,7 +13,7 @@ from coulomb.estimators.base import (
     encode_target,
     scale_gamma,
 )
-from coulomb.estimators.orthogonal import OrthogonalSampler
+from coulomb.estimators.baselines import OrthogonalSampler
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from coulomb._support.errors import ParameterError, ParameterTypeError
-from coulomb.estimators.importance import (
+from coulomb.estimators.baselines import (
     ImportanceSampler,
     solve_chi_square,
 )

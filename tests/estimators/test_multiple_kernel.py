@@ -11,8 +11,8 @@ from sklearn.svm import SVC
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from coulomb._support.errors import ParameterError, ParameterTypeError
-from coulomb.estimators import multiple_kernel
-from coulomb.estimators.multiple_kernel import (
+from coulomb.estimators import baselines as multiple_kernel
+from coulomb.estimators.baselines import (
     MultipleKernelClassifier,
     solve_alignment,
 )

@@ -9,7 +9,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from coulomb._support.errors import ParameterError, ParameterTypeError
-from coulomb.estimators.orthogonal import OrthogonalSampler
+from coulomb.estimators.baselines import OrthogonalSampler
 
 
 @parametrize_with_checks([OrthogonalSampler(20)])

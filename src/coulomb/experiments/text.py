@@ -17,8 +17,8 @@ from coulomb.experiments.base import (
     experiments,
 )
 from coulomb.experiments.records import Job
-from coulomb.text.baselines import KINDS, bag_of_words_baseline
 from coulomb.text.data import Corpus, build_corpus
+from coulomb.text.evaluate import KINDS, bag_of_words_baseline
 from coulomb.text.settings import SETTINGS, TextSettings, preset
 from coulomb.text.tasks import TASKS, load_task
 from coulomb.text.tokens import Vocabulary, choose_vocabulary

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from coulomb.attention.encoder.layout import TokenBatch, padded_logits
     from coulomb.attention.encoder.packed import PackedHeads, packed_logits
-    from coulomb.text.baselines import bag_of_words_baseline
     from coulomb.text.classifier import TextClassifier
     from coulomb.text.data import Corpus, Split, build_corpus, read_corpus
     from coulomb.text.diagnose import diagnose_run
     from coulomb.text.evaluate import (
+        bag_of_words_baseline,
         classification_metrics,
         entity_metrics,
         word_metrics,
@@ -30,11 +30,15 @@ if TYPE_CHECKING:
 _HOMES = {
     "attention.encoder.layout": ("TokenBatch", "padded_logits"),
     "attention.encoder.packed": ("PackedHeads", "packed_logits"),
-    "text.baselines": ("bag_of_words_baseline",),
     "text.classifier": ("TextClassifier",),
     "text.data": ("Corpus", "Split", "build_corpus", "read_corpus"),
     "text.diagnose": ("diagnose_run",),
-    "text.evaluate": ("classification_metrics", "entity_metrics", "word_metrics"),
+    "text.evaluate": (
+        "bag_of_words_baseline",
+        "classification_metrics",
+        "entity_metrics",
+        "word_metrics",
+    ),
     "text.predictor": ("Predictor",),
     "text.run_folder": ("list_runs",),
     "text.settings": ("PRESETS", "TextSettings", "preset"),
