@@ -1,36 +1,25 @@
 """`coulomb demo`: fixed against learned features in under a minute."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from coulomb._support.progress import progress_bar
-from coulomb.cli.output import print_table
+from coulomb.cli.output import Seed, print_table
 
-if TYPE_CHECKING:
-    import numpy as np
-
-
-class Row(NamedTuple):
-    """Accuracies of one data set over its trials, paired."""
-
-    name: str
-    n_components: int
-    raw: "np.ndarray"
-    fixed: "np.ndarray"
-    control: "np.ndarray"
-    learned: "np.ndarray"
+_COMPONENTS = {"synthetic": 200, "breast cancer": 64, "digits": 64}
+_FEATURES = ("raw", "fixed", "control", "learned")
 
 
 def demo(
-    out: Annotated[
-        Path, typer.Option(help="Folder for the picture and the table.")
-    ] = Path("coulomb-demo"),
-    trials: Annotated[
-        int, typer.Option(min=2, help="Repetitions of each comparison.")
-    ] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of everything drawn.")] = 0,
+    out: Annotated[Path, Option(help="Folder for the picture and the table.")] = Path(
+        "coulomb-demo"
+    ),
+    trials: Annotated[int, Option(min=2, help="Repetitions of each comparison.")] = 5,
+    seed: Seed = 0,
 ) -> None:
     """Compare fixed and learned random features on three problems.
 
@@ -47,107 +36,82 @@ def demo(
     """
     import numpy as np
 
-    from coulomb._support.archive import write_json
+    from coulomb._support.archive import plain, write_json
     from coulomb.report.demo import draw_demo
 
-    problems = ("synthetic", "breast cancer", "digits")
     rows = []
-    with progress_bar("learning features", trials * len(problems) + 1) as advance:
-        for name in problems:
+    with progress_bar("learning features", trials * len(_COMPONENTS) + 1) as advance:
+        for name, n_components in _COMPONENTS.items():
             scores = []
             for trial in range(trials):
                 scores.append(_compare(name, seed + trial))
                 advance(note=name)
-            columns = np.array(scores).T
-            rows.append(Row(name, _COMPONENTS[name], *columns))
+            accuracies = dict(zip(_FEATURES, np.array(scores).T, strict=True))
+            rows.append({"name": name, "n_components": n_components, **accuracies})
         picture = out / "demo.png"
         draw_demo(picture, seed=seed)
         advance(note="picture")
     _print_table(rows, trials)
-    write_json(out / "demo.json", {"rows": [_record(row) for row in rows]})
+    write_json(out / "demo.json", {"rows": plain(rows)})
     typer.echo(f"Picture: {picture}")
     typer.echo(f"Table:   {out / 'demo.json'}")
 
 
-_COMPONENTS = {"synthetic": 200, "breast cancer": 64, "digits": 64}
-
-
-def _compare(name: str, trial: int) -> tuple[float, float, float, float]:
+def _compare(name: str, trial: int) -> list[float]:
     """Score raw columns, fixed, control and learned features on one trial."""
-    from coulomb.estimators import CoulombSampler
-
-    n_components = _COMPONENTS[name]
-    train, test, score = _load(name, trial)
-    fixed = CoulombSampler(n_components, max_iter=0, random_state=trial).fit(*train)
-    learned = CoulombSampler(n_components, random_state=trial).fit(*train)
-    control = learned.control(random_state=trial)
-    raw = score(train[0], train[1], test[0])
-    return (
-        raw,
-        *(
-            score(model.transform(train[0]), train[1], model.transform(test[0]))
-            for model in (fixed, control, learned)
-        ),
-    )
-
-
-def _load(name: str, trial: int) -> tuple[Any, Any, Any]:
-    """Give training and test data, and how to score a linear classifier on them."""
-    from sklearn.datasets import load_breast_cancer, load_digits
-    from sklearn.model_selection import train_test_split
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
     from sklearn.svm import SVC
+
+    from coulomb.estimators import CoulombSampler
+
+    n_components = _COMPONENTS[name]
+    X, y, new, judge = _load(name, trial)
+    fixed = CoulombSampler(n_components, max_iter=0, random_state=trial).fit(X, y)
+    learned = CoulombSampler(n_components, random_state=trial).fit(X, y)
+    control = learned.control(random_state=trial)
+    pairs = [(X, new)]
+    pairs += [(m.transform(X), m.transform(new)) for m in (fixed, control, learned)]
+    scores = []
+    for features, unseen in pairs:
+        model = SVC(kernel="linear")
+        if features.shape[1] == X.shape[1]:  # raw columns need a common scale
+            model = make_pipeline(StandardScaler(), model)
+        scores.append(judge(model.fit(features, y).predict(unseen)))
+    return scores
+
+
+def _load(name: str, trial: int) -> tuple[Any, Any, Any, Callable[[Any], float]]:
+    """Give training data, test samples, and how to judge what is predicted of them."""
+    from sklearn.datasets import load_breast_cancer, load_digits
+    from sklearn.model_selection import train_test_split
 
     from coulomb.datasets import expected_accuracy, make_synthetic
 
     if name == "synthetic":
         problem = make_synthetic(noise=0.1, trial=trial)
-        X, y, test = problem.X, problem.y, problem.test
-        train = (X[problem.train], y[problem.train])
-
-        def judge(predicted: Any) -> float:
-            return float(expected_accuracy(predicted, problem.probability[test]))
-
-        held_out = (X[test], y[test])
-    else:
-        load = load_digits if name == "digits" else load_breast_cancer
-        X, y = load(return_X_y=True)
-        parts = train_test_split(X, y, test_size=0.3, random_state=trial, stratify=y)
-        train, held_out = (parts[0], parts[2]), (parts[1], parts[3])
-
-        def judge(predicted: Any) -> float:
-            return float((predicted == held_out[1]).mean())
-
-    def score(features: Any, labels: Any, new: Any) -> float:
-        model = SVC(kernel="linear")
-        if features.shape[1] == train[0].shape[1]:  # raw columns need a common scale
-            model = make_pipeline(StandardScaler(), model)
-        return judge(model.fit(features, labels).predict(new))
-
-    return train, held_out, score
+        train, chances = problem.train, problem.probability[problem.test]
+        parts = (problem.X[train], problem.y[train], problem.X[problem.test])
+        return *parts, lambda predicted: float(expected_accuracy(predicted, chances))
+    X, y = (load_digits if name == "digits" else load_breast_cancer)(return_X_y=True)
+    split = {"test_size": 0.3, "random_state": trial, "stratify": y}
+    X, new, y, truth = train_test_split(X, y, **split)
+    return X, y, new, lambda predicted: float((predicted == truth).mean())
 
 
-def _record(row: Row) -> dict[str, Any]:
-    return {
-        name: value if isinstance(value, str | int) else list(map(float, value))
-        for name, value in row._asdict().items()
-    }
-
-
-def _print_table(rows: list[Row], trials: int) -> None:
+def _print_table(rows: list[dict[str, Any]], trials: int) -> None:
     print_table(
         f"Accuracy of a linear classifier, mean over {trials} paired trials",
         ("problem", "D", "raw columns", "fixed", "control", "learned",
          "learned - fixed", "learned - control"),
         [
             (
-                row.name,
-                str(row.n_components),
-                *(f"{v.mean():.3f}" for v in (row.raw, row.fixed, row.control)),
-                (f"{row.learned.mean():.3f}", "bold"),
-                _difference(row.learned - row.fixed),
-                _difference(row.learned - row.control),
+                row["name"],
+                str(row["n_components"]),
+                *(f"{row[name].mean():.3f}" for name in _FEATURES[:-1]),
+                (f"{row['learned'].mean():.3f}", "bold"),
+                _difference(row["learned"] - row["fixed"]),
+                _difference(row["learned"] - row["control"]),
             )
             for row in rows
         ],
@@ -156,6 +120,6 @@ def _print_table(rows: list[Row], trials: int) -> None:
     )  # fmt: skip
 
 
-def _difference(values: "np.ndarray") -> str:
+def _difference(values: Any) -> str:
     error = values.std(ddof=1) / len(values) ** 0.5
     return f"{values.mean():+.3f} ± {error:.3f}"

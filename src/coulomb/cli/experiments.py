@@ -1,52 +1,48 @@
 """`coulomb reproduce`, `claims`, `report`: the paper's tables, figures, sentences."""
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from coulomb._support.errors import CoulombError, ParameterError
 from coulomb.cli.output import print_table, write_numbers
 
 if TYPE_CHECKING:
     from coulomb.experiments.claims import Result
-    from coulomb.experiments.paper import Check
 
 _ALL = "noise, strength, budget, runtime, text, phase-a, meanfield or deviations"
 _STYLES = {"holds": "green", "does not hold": "red", "not tested here": "dim"}
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help=f"The experiment: {_ALL}.")],
+    name: Annotated[str, Argument(help=f"The experiment: {_ALL}.")],
     preset: Annotated[
-        str, typer.Option(help="smoke (seconds), paper, or full (more trials).")
+        str, Option(help="smoke (seconds), paper, or full (more trials).")
     ] = "paper",
-    jobs: Annotated[
-        int, typer.Option(min=1, help="Workers, each with one thread.")
-    ] = 1,
+    jobs: Annotated[int, Option(min=1, help="Workers, each with one thread.")] = 1,
     out: Annotated[
-        Path, typer.Option(help="Folder of the records; finished jobs are kept.")
+        Path, Option(help="Folder of the records; finished jobs are kept.")
     ] = Path("results"),
     task: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Text data set, for text, budget and phase-a; may be repeated."
-        ),
+        Option(help="Text data set, for text, budget and phase-a; may be repeated."),
     ] = None,
     data_dir: Annotated[
-        Path | None,
-        typer.Option(envvar="COULOMB_DATA", help="Folder of the text data sets."),
+        Path | None, Option(envvar="COULOMB_DATA", help="Folder of the text data sets.")
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="NAME=VALUE,...",
             help="Some jobs of the plan, by method, constants, control, seed and the "
             "like; may be repeated.",
         ),
     ] = None,
     csv: Annotated[
-        Path | None, typer.Option(help="Also write summary tables to this folder.")
+        Path | None, Option(help="Also write summary tables to this folder.")
     ] = None,
 ) -> None:
     """Repeat a table or figure of the paper, with the controls it lacks.
@@ -108,10 +104,10 @@ def _choices(only: list[str]) -> dict[str, tuple[str, ...]]:
 
 def claims(
     out: Annotated[
-        Path, typer.Argument(help="Folder of the records of `coulomb reproduce`.")
+        Path, Argument(help="Folder of the records of `coulomb reproduce`.")
     ] = Path("results"),
     json: Annotated[
-        Path | None, typer.Option("--json", help="Write everything to this file.")
+        Path | None, Option("--json", help="Write everything to this file.")
     ] = None,
 ) -> None:
     """Hold the paper's claims against our records.
@@ -127,6 +123,7 @@ def claims(
 
     `coulomb claims results --json claims.json`
     """
+    from coulomb._support.archive import plain
     from coulomb.experiments import load_experiments
     from coulomb.experiments.claims import judge_claims
     from coulomb.experiments.paper import check_paper
@@ -136,16 +133,14 @@ def claims(
             f"`out` must be a folder of records; there is none at {str(out)!r}. "
             "`coulomb reproduce NAME --out DIR` makes one."
         )
-    results = judge_claims(load_experiments(out))
-    checks = check_paper()
+    results, checks = judge_claims(load_experiments(out)), check_paper()
     _print_claims(results)
-    _print_checks(checks)
-    counts: dict[str, int] = {}
-    for result in results:
-        for finding in result.findings:
-            counts[finding.verdict.value] = counts.get(finding.verdict.value, 0) + 1
+    rows = [(c.title, c.found, "yes" if c.confirmed else "no") for c in checks]
+    title = "What the paper's tables say about themselves"
+    print_table(title, ("check", "found", "anomaly"), rows, words=3, width=160)
+    counts = Counter(f.verdict.value for result in results for f in result.findings)
     typer.echo(", ".join(f"{count} {word}" for word, count in counts.items()) + ".")
-    write_numbers(json, _plain(results, checks))
+    write_numbers(json, {"claims": _plain(results), "checks": plain(checks)})
 
 
 def _print_summary(name: str, records: Any) -> None:
@@ -169,23 +164,17 @@ def _print_claims(results: "list[Result]") -> None:
 
     rows = []
     for result in results:
-        for number, finding in enumerate(result.findings):
-            claim = (result.claim.text, result.claim.paper) if not number else ("", "")
-            gap = words(finding.difference) if finding.difference else ""
-            verdict = (finding.verdict.value, _STYLES[finding.verdict.value])
-            row = (*claim, finding.constants, finding.ours, gap, verdict, finding.note)
-            rows.append(row)
+        claim = (result.claim.text, result.claim.paper)
+        for found in result.findings:
+            gap = words(found.difference) if found.difference else ""
+            verdict = (found.verdict.value, _STYLES[found.verdict.value])
+            rows.append((*claim, found.constants, found.ours, gap, verdict, found.note))
+            claim = ("", "")
     headers = ("claim", "paper", "constants", "ours", "difference", "verdict", "note")
     print_table("The paper's claims", headers, rows, words=7, lines=True, width=160)
 
 
-def _print_checks(checks: "list[Check]") -> None:
-    rows = [(c.title, c.found, "yes" if c.confirmed else "no") for c in checks]
-    title = "What the paper's tables say about themselves"
-    print_table(title, ("check", "found", "anomaly"), rows, words=3, width=160)
-
-
-def _plain(results: "list[Result]", checks: "list[Check]") -> dict[str, Any]:
+def _plain(results: "list[Result]") -> list[dict[str, Any]]:
     from coulomb._support.archive import plain
 
     claims = []
@@ -197,19 +186,18 @@ def _plain(results: "list[Result]", checks: "list[Check]") -> dict[str, Any]:
             for finding in result.findings
         ]
         claims.append(claim)
-    return {"claims": claims, "checks": plain(checks)}
+    return claims
 
 
 def report(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The folder of `coulomb reproduce`.")
+        Path, Argument(metavar="DIR", help="The folder of `coulomb reproduce`.")
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(help="The page to write; DIR/report.html if not given."),
+        Path | None, Option(help="The page to write; DIR/report.html if not given.")
     ] = None,
     open_page: Annotated[
-        bool, typer.Option("--open", help="Show the page in the web browser.")
+        bool, Option("--open", help="Show the page in the web browser.")
     ] = False,
 ) -> None:
     """Write one page with every figure, table and claim of a folder of results.

@@ -4,46 +4,43 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from coulomb._support.errors import FileFormatError, ParameterError
-from coulomb.cli.output import print_table, whole_numbers, write_numbers
+from coulomb.cli.output import Json, Seed, print_table, whole_numbers, write_numbers
 
 if TYPE_CHECKING:
     from coulomb.linearise import KernelTable
 
 Model = Annotated[
-    Path, typer.Argument(help="Folder of a BERT, RoBERTa, DistilBERT or MPNet.")
+    Path, Argument(help="Folder of a BERT, RoBERTa, DistilBERT or MPNet.")
 ]
 Texts = Annotated[
-    Path, typer.Option(help="File with one unlabelled text per line, some hundred.")
-]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of everything drawn.")]
-Json = Annotated[
-    Path | None, typer.Option("--json", help="Write all numbers to this file.")
+    Path, Option(help="File with one unlabelled text per line, some hundred.")
 ]
 
 
 def linearise(
     model_dir: Model,
     texts: Texts,
-    out: Annotated[Path, typer.Option(help="Folder for the linearised model.")],
-    n_features: Annotated[int, typer.Option(min=1, help="Particles per head.")] = 64,
+    out: Annotated[Path, Option(help="Folder for the linearised model.")],
+    n_features: Annotated[int, Option(min=1, help="Particles per head.")] = 64,
     feature_map: Annotated[
-        str, typer.Option(help="softmaxfeat, favor, elu, softplus or sigmoid2.")
+        str, Option(help="softmaxfeat, favor, elu, softplus or sigmoid2.")
     ] = "softmaxfeat",
-    objective: Annotated[str, typer.Option(help="kl, mse or alignment.")] = "kl",
+    objective: Annotated[str, Option(help="kl, mse or alignment.")] = "kl",
     keep_exact: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Heads that keep softmax: how many, or layer.head with commas between."
         ),
     ] = "0",
-    steps: Annotated[int, typer.Option(min=0, help="Steps of each layer.")] = 200,
+    steps: Annotated[int, Option(min=0, help="Steps of each layer.")] = 200,
     distil_steps: Annotated[
-        int, typer.Option(min=0, help="Steps of all layers together.")
+        int, Option(min=0, help="Steps of all layers together.")
     ] = 80,
     max_tokens: Annotated[
-        int, typer.Option(min=64, help="Tokens to learn from: the memory it needs.")
+        int, Option(min=64, help="Tokens to learn from: the memory it needs.")
     ] = 30_000,
     seed: Seed = 0,
     json: Json = None,
@@ -92,13 +89,13 @@ def kernels(
     model_dir: Model,
     texts: Texts,
     n_features: Annotated[
-        str, typer.Option(help="Numbers of features, with commas between.")
+        str, Option(help="Numbers of features, with commas between.")
     ] = "16,64,256",
     steps: Annotated[
-        int, typer.Option(min=0, help="Steps of learned particles in each layer.")
+        int, Option(min=0, help="Steps of learned particles in each layer.")
     ] = 100,
-    max_tokens: Annotated[int, typer.Option(min=64, help="Tokens recorded.")] = 12_000,
-    worst: Annotated[int, typer.Option(min=0, help="Heads to name.")] = 6,
+    max_tokens: Annotated[int, Option(min=64, help="Tokens recorded.")] = 12_000,
+    worst: Annotated[int, Option(min=0, help="Heads to name.")] = 6,
     seed: Seed = 0,
     json: Json = None,
 ) -> None:

@@ -4,6 +4,7 @@ import sys
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from coulomb._support.errors import CoulombError
 from coulomb._version import __version__
@@ -37,7 +38,7 @@ def _show_version(wanted: bool) -> None:
 def options(
     version: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--version",
             callback=_show_version,
             is_eager=True,

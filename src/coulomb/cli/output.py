@@ -1,13 +1,16 @@
-"""What verbs print and write: tables, JSON files, lists typed with commas between."""
+"""What verbs share: options, tables, JSON files, lists typed with commas between."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from coulomb._support.errors import ParameterError
 
+Seed = Annotated[int, Option(min=0, help="Seed of everything drawn.")]
+Json = Annotated[Path | None, Option("--json", help="Write all numbers to this file.")]
 # A cell is words, or words with a style such as "bold".
 Cell = str | tuple[str, str]
 

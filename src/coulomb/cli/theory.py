@@ -1,84 +1,62 @@
 """`coulomb meanfield` and `coulomb deviations`: the continuum of a typed potential."""
 
-import enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from coulomb._support.progress import progress_bar
-from coulomb.cli.output import print_table, whole_numbers, write_numbers
+from coulomb.cli.output import Json, Seed, print_table, whole_numbers, write_numbers
 
 if TYPE_CHECKING:
     from coulomb.theory.system import MeanField
 
 
-class DomainName(enum.StrEnum):
-    """Where particles may be."""
-
-    interval = "interval"
-    square = "square"
-    disc = "disc"
-
-
-class BoundaryName(enum.StrEnum):
-    """What happens at the wall."""
-
-    reflect = "reflect"
-    project = "project"
-
-
 PotentialText = Annotated[
-    str, typer.Argument(help="V, a formula in x (and y), such as 2*x**2.")
+    str, Argument(help="V, a formula in x (and y), such as 2*x**2.")
 ]
-Domain = Annotated[DomainName, typer.Option(help="The domain.")]
+DomainName = Literal["interval", "square", "disc"]
+Domain = Annotated[DomainName, Option(help="The domain.")]
 Size = Annotated[
-    float, typer.Option(min=1e-6, help="Half the side, or the radius, of the domain.")
+    float, Option(min=1e-6, help="Half the side, or the radius, of the domain.")
 ]
-Cells = Annotated[
-    int, typer.Option(min=4, help="Cells along a side (even for a disc).")
-]
+Cells = Annotated[int, Option(min=4, help="Cells along a side (even for a disc).")]
 Exponent = Annotated[
-    float, typer.Option("--s", help="Exponent of the Riesz repulsion; 0 is the log.")
+    float, Option("--s", help="Exponent of the Riesz repulsion; 0 is the log.")
 ]
-Truncation = Annotated[
-    float, typer.Option(min=0, help="Distances below it count as it.")
-]
-Strength = Annotated[float, typer.Option(min=0, help="lambda, of the repulsion.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of everything drawn.")]
+Truncation = Annotated[float, Option(min=0, help="Distances below it count as it.")]
+Strength = Annotated[float, Option(min=0, help="lambda, of the repulsion.")]
 Picture = Annotated[
-    Path | None, typer.Option("--figure", help="Draw a picture to this file.")
+    Path | None, Option("--figure", help="Draw a picture to this file.")
 ]
-Json = Annotated[
-    Path | None, typer.Option("--json", help="Write all numbers to this file.")
+Observable = Annotated[
+    str, Option(help="f; cos(x) is the kernel K(1, 0) of Fourier features.")
 ]
+Counts = Annotated[str, Option(help="Numbers of particles, at least three.")]
 
 
 def meanfield(
     potential: PotentialText = "2*x**2",
-    domain: Domain = DomainName.interval,
+    domain: Domain = "interval",
     size: Size = 1.0,
     cells: Cells = 200,
     s: Exponent = 0.0,
     truncation: Truncation = 0.0,
     strength: Strength = 1.0,
-    beta: Annotated[float, typer.Option(help="Inverse temperature, or inf.")] = 2.0,
+    beta: Annotated[float, Option(help="Inverse temperature, or inf.")] = 2.0,
     start: Annotated[
-        str, typer.Option(help="The first density, a formula; it is normalised.")
+        str, Option(help="The first density, a formula; it is normalised.")
     ] = "exp(-10*(x-0.4)**2)",
-    time: Annotated[float, typer.Option(help="When particles are compared.")] = 0.3,
-    counts: Annotated[
-        str, typer.Option(help="Numbers of particles, at least three.")
-    ] = "16,32,64,128,256",
-    replicas: Annotated[int, typer.Option(min=2, help="Runs for each number.")] = 16,
-    step_size: Annotated[float, typer.Option(help="eta of the particles.")] = 2e-3,
-    clip: Annotated[float, typer.Option(help="Largest drift of a particle.")] = 50.0,
+    time: Annotated[float, Option(help="When particles are compared.")] = 0.3,
+    counts: Counts = "16,32,64,128,256",
+    replicas: Annotated[int, Option(min=2, help="Runs for each number.")] = 16,
+    step_size: Annotated[float, Option(help="eta of the particles.")] = 2e-3,
+    clip: Annotated[float, Option(help="Largest drift of a particle.")] = 50.0,
     boundary: Annotated[
-        BoundaryName, typer.Option(help="Particles at the wall.")
-    ] = BoundaryName.reflect,
-    observable: Annotated[
-        str, typer.Option(help="f; cos(x) is the kernel K(1, 0) of Fourier features.")
-    ] = "cos(x)",
+        Literal["reflect", "project"], Option(help="Particles at the wall.")
+    ] = "reflect",
+    observable: Observable = "cos(x)",
     seed: Seed = 0,
     figure: Picture = None,
     json: Json = None,
@@ -114,6 +92,7 @@ def meanfield(
     numbers = whole_numbers("counts", counts)
     seen = parse_expression(observable, grid.dim)
     first = parse_expression(start, grid.dim)(torch.from_numpy(grid.points)).numpy()
+    settings = GapSettings(step_size, boundary=boundary, replicas=replicas, clip=clip)
     marks = time * np.array([0.1, 0.3, 1.0])
     with progress_bar("mean field", len(numbers) + 2) as advance:
         rest = equilibrium(system)
@@ -126,12 +105,7 @@ def meanfield(
             time,
             numbers,
             seen,
-            settings=GapSettings(
-                step_size=step_size,
-                boundary=boundary.value,
-                replicas=replicas,
-                clip=clip,
-            ),
+            settings=settings,
             generator=make_generator(seed),
             watch=lambda count: advance(note=f"{count} particles"),
         )
@@ -140,9 +114,7 @@ def meanfield(
     _print_columns(
         f"Density, V = {potential}, equilibrium free energy {rest.free_energy:.6g}",
         ["time", "free energy", "L1 distance from equilibrium"],
-        flow.times,
-        energies,
-        distances,
+        *(flow.times, energies, distances),
     )
     shown = {"N": gap.counts, "observable, r.m.s. error": gap.observable}
     if gap.first_exponent is not None:
@@ -166,30 +138,26 @@ def meanfield(
 
 def deviations(
     potential: PotentialText = "x**2",
-    domain: Domain = DomainName.interval,
+    domain: Domain = "interval",
     size: Size = 3.0,
     cells: Cells = 300,
     s: Exponent = 0.0,
     truncation: Truncation = 0.0,
     strength: Strength = 0.5,
     beta: Annotated[
-        float, typer.Option(help="beta_N = beta N^power, the factor of the energy.")
+        float, Option(help="beta_N = beta N^power, the factor of the energy.")
     ] = 1.0,
     power: Annotated[
-        float, typer.Option(min=1, help="1 for speed N, above for speed beta_N.")
+        float, Option(min=1, help="1 for speed N, above for speed beta_N.")
     ] = 1.0,
-    observable: Annotated[
-        str, typer.Option(help="f; cos(x) is the kernel K(1, 0) of Fourier features.")
-    ] = "cos(x)",
-    delta: Annotated[float, typer.Option(help="The deviation.")] = 0.25,
-    counts: Annotated[
-        str, typer.Option(help="Numbers of particles, at least three.")
-    ] = "8,16,32,64",
+    observable: Observable = "cos(x)",
+    delta: Annotated[float, Option(help="The deviation.")] = 0.25,
+    counts: Counts = "8,16,32,64",
     configurations: Annotated[
-        int, typer.Option(min=10, help="Draws for each estimate.")
+        int, Option(min=10, help="Draws for each estimate.")
     ] = 4000,
     bridges: Annotated[
-        int, typer.Option(min=0, help="Annealing steps; cold systems need some.")
+        int, Option(min=0, help="Annealing steps; cold systems need some.")
     ] = 0,
     seed: Seed = 0,
     figure: Picture = None,
@@ -219,41 +187,23 @@ def deviations(
 
     system = _system(potential, domain, size, cells, s, truncation, strength, 1.0)
     numbers = whole_numbers("counts", counts)
-    scaling = Scaling(beta, power=power)
-    settings = ImportanceSettings(configurations, bridges=bridges)
+    run: Any = {"scaling": Scaling(beta, power=power)}
+    run["settings"] = ImportanceSettings(configurations, bridges=bridges)
     with progress_bar("large deviations", 2 * len(numbers)) as advance:
-
-        def watch(count: int) -> None:
-            advance(note=f"{count} particles")
-
+        run["watch"] = lambda count: advance(note=f"{count} particles")
+        seen = parse_expression(observable, system.grid.dim)
         curve = deviation_curve(
-            system,
-            parse_expression(observable, system.grid.dim),
-            delta,
-            numbers,
-            scaling=scaling,
-            settings=settings,
-            generator=make_generator(seed, 0),
-            watch=watch,
+            system, seen, delta, numbers, generator=make_generator(seed, 0), **run
         )
         energy = free_energy_curve(
-            system,
-            numbers,
-            scaling=scaling,
-            settings=settings,
-            generator=make_generator(seed, 1),
-            watch=watch,
+            system, numbers, generator=make_generator(seed, 1), **run
         )
     speed = "N" if power == 1 else "beta_N"
     _print_columns(
         f"P(|int f dmu_N - {curve.centre:.4f}| >= {delta:g}), f = {observable}",
         ["N", speed, "log P", "standard error", "predicted", "weights' size"],
-        curve.counts,
-        curve.speeds,
-        curve.log_probabilities,
-        curve.standard_errors,
-        curve.predictions,
-        curve.effective_sizes,
+        *(curve.counts, curve.speeds, curve.log_probabilities, curve.standard_errors),
+        *(curve.predictions, curve.effective_sizes),
     )
     typer.echo(
         f"-log P grows with {speed} at {curve.fit.slope:.4f} "
@@ -262,10 +212,7 @@ def deviations(
     _print_columns(
         f"-log Z_N / beta_N; its limit is {energy.limit:.6g}",
         ["N", "measured", "standard error", "mean field at beta_N / N"],
-        energy.counts,
-        energy.values,
-        energy.standard_errors,
-        energy.finite_limits,
+        *(energy.counts, energy.values, energy.standard_errors, energy.finite_limits),
     )
     found = {"deviations": curve, "free_energy": energy}
     _write("deviations", found, figure, json)
@@ -286,9 +233,9 @@ def _system(
     from coulomb.theory.grids import AbstractGrid
 
     grid: AbstractGrid
-    if domain is DomainName.interval:
+    if domain == "interval":
         grid = Interval(-size, size, cells)
-    elif domain is DomainName.square:
+    elif domain == "square":
         grid = Rectangle((-size, -size), (size, size), (cells, cells))
     else:
         grid = Disc(size, cells)
