@@ -43,10 +43,6 @@ TONES = {
     "open-soft": ("#e6e9ec", "#2b3138"),
     "shadow": ("0 1px 2px rgb(30 25 15 / 6%), 0 4px 16px rgb(30 25 15 / 5%)", "none"),
 }
-DASHES = ("solid", "dash", "dot", "dashdot")
-PRINTED_DASHES = ("-", "--", ":", "-.")
-MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star")
-PRINTED_MARKERS = ("o", "s", "D", "^", "x", "P", "*")
 BAND_OPACITY = 0.13
 
 

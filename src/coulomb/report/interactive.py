@@ -9,9 +9,7 @@ from plotly.offline import get_plotlyjs
 
 from coulomb.report.chart import (
     BAND_OPACITY,
-    DASHES,
     LIGHT,
-    MARKERS,
     Axis,
     Chart,
     Curve,
@@ -20,6 +18,9 @@ from coulomb.report.chart import (
     Histogram,
     Layer,
 )
+
+_DASHES = ("solid", "dash", "dot", "dashdot")
+_MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star")
 
 
 def library() -> str:
@@ -78,8 +79,8 @@ def _curve(curve: Curve, _: Axis) -> list[Any]:
         x=_round(curve.x),
         y=_round(curve.y),
         mode="+".join(["lines"] * curve.line + ["markers"] * curve.points),
-        line={"color": colour, "width": 2, "dash": DASHES[curve.ink.dash]},
-        marker={"color": colour, "size": 6, "symbol": MARKERS[curve.ink.marker]},
+        line={"color": colour, "width": 2, "dash": _DASHES[curve.ink.dash]},
+        marker={"color": colour, "size": 6, "symbol": _MARKERS[curve.ink.marker]},
         **_named(curve, "line"),
     )
     if curve.notes:
@@ -112,7 +113,7 @@ def _dots(dots: Dots, axis: Axis) -> list[Any]:
         mode="markers",
         text=[plain_text(axis.names[round(row)]) for row in dots.rows],
         hovertemplate="%{text}: %{x:.4f}<extra>%{fullData.name}</extra>",
-        marker={"color": colour, "size": 8, "symbol": MARKERS[dots.ink.marker]},
+        marker={"color": colour, "size": 8, "symbol": _MARKERS[dots.ink.marker]},
         error_x={"array": _round(dots.reach)} if dots.reach else None,
         **_named(dots, "line"),
     )

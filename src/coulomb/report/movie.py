@@ -35,12 +35,17 @@ class Run:
     marks: FloatArray
 
 
-def read_runs(path: Path) -> list[Run]:
-    """Read and check a file of frames."""
+def read_json(path: Path) -> Any:
+    """Read a file, and name it if it cannot be read."""
     try:
-        content = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except ValueError as error:
         raise FileFormatError(f"{path}: not JSON ({error}).") from error
+
+
+def read_runs(path: Path) -> list[Run]:
+    """Read and check a file of frames."""
+    content = read_json(path)
     runs = content.get("runs") if isinstance(content, dict) else None
     if not isinstance(runs, list) or not runs:
         raise FileFormatError(f"{path}: `runs` must be a list of runs.")

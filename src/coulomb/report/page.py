@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -17,7 +18,6 @@ from markupsafe import Markup, escape
 from coulomb._support.archive import write_whole
 from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb._support.progress import progress_bar
-from coulomb._support.stats import Difference
 from coulomb._version import __version__
 from coulomb.experiments.claims import learned
 from coulomb.experiments.records import FILE, FRAMES, Record, load_records
@@ -31,7 +31,7 @@ from coulomb.report.chart import (
     theme_styles,
 )
 from coulomb.report.interactive import interactive, library
-from coulomb.report.movie import Run, pack, print_runs, read_runs
+from coulomb.report.movie import Run, pack, print_runs, read_json, read_runs
 from coulomb.report.print import printed
 from coulomb.report.rows import EXPECTED, clean, place_of
 from coulomb.report.sections import Section
@@ -78,24 +78,32 @@ def read_results(folder: Path) -> Results:
             "`coulomb reproduce` makes one."
         )
     problems: list[str] = []
+
+    @contextmanager
+    def attempt() -> Iterator[None]:
+        """Note what cannot be read, as the reader of the page sees the folder."""
+        try:
+            yield
+        except FileFormatError as error:
+            problems.append(str(error).replace(f"{folder}/", ""))
+
     records: dict[str, list[Record]] = {}
     for path in sorted(folder.glob(f"*/{FILE}")):
-        try:
+        with attempt():
             found = load_records(path)
-        except FileFormatError as error:
-            problems.append(_relative(str(error), folder))
-            continue
-        if found:
+            if not found:
+                raise FileFormatError(f"{path}: holds no finished record.")
             records[path.parent.name] = found
-        else:
-            problems.append(f"{path.relative_to(folder)}: holds no finished record.")
     runs: list[Run] = []
     for path in sorted(folder.glob(f"*/{FRAMES}")):
-        try:
+        with attempt():
             runs.extend(read_runs(path))
-        except FileFormatError as error:
-            problems.append(_relative(str(error), folder))
-    theory = _read_theory(folder, problems)
+    theory = {}
+    for path in sorted([*folder.glob("*.json"), *folder.glob("*/*.json")]):
+        with attempt():
+            content = read_json(path) if path.name != FRAMES else None
+            if isinstance(content, dict) and ({"flow", "deviations"} & set(content)):
+                theory[str(path.relative_to(folder).with_suffix(""))] = content
     if not (records or runs or theory):
         detail = f" {problems[0]}" if problems else ""
         raise ParameterError(
@@ -105,33 +113,11 @@ def read_results(folder: Path) -> Results:
     return Results(folder, records, runs, theory, tuple(problems))
 
 
-def _read_theory(folder: Path, problems: list[str]) -> dict[str, dict[str, Any]]:
-    found = {}
-    paths = [*folder.glob("*.json"), *folder.glob("*/*.json")]
-    for path in sorted(paths):
-        if path.name == FRAMES:
-            continue
-        try:
-            content = json.loads(path.read_bytes())
-        except ValueError as error:
-            problems.append(f"{path.relative_to(folder)}: not JSON ({error}).")
-            continue
-        if isinstance(content, dict) and ({"flow", "deviations"} & set(content)):
-            found[str(path.relative_to(folder).with_suffix(""))] = content
-    return found
-
-
-def _relative(sentence: str, folder: Path) -> str:
-    """Name files as the reader of the page sees them, not as this machine does."""
-    return sentence.replace(f"{folder}/", "")
-
-
 @dataclass(frozen=True)
 class Contents:
     """All that the page says."""
 
     folder: str
-    lead: str
     tiles: dict[str, str]
     findings: list[str]
     problems: tuple[str, ...]
@@ -165,7 +151,6 @@ def arrange(results: Results) -> Contents:
     everything = [record for part in records.values() for record in part]
     return Contents(
         folder=results.folder.resolve().name,
-        lead=_LEAD,
         tiles=_tiles(results, everything),
         findings=[*filter(None, verdicts), *_noise_findings(results)],
         problems=tuple(problems),
@@ -191,7 +176,10 @@ def _noise_findings(results: Results) -> Iterator[str]:
         control = learned(records, constants, control="norm-matched")
         gains = [paired(ours, rival, "expected_accuracy") for rival in (fixed, control)]
         if all(gain.n > 1 for gain in gains):
-            over, beyond = (_signed(gain) for gain in gains)
+            over, beyond = (
+                f"{gain.mean:+.3f} ± {gain.standard_error:.3f}".replace("-", "−")
+                for gain in gains
+            )
             yield (
                 f"Synthetic problem, σ ≤ {_LITTLE_NOISE:g}, "
                 f"{_WORDS[constants]}: learned minus "
@@ -200,17 +188,8 @@ def _noise_findings(results: Results) -> Iterator[str]:
             )
 
 
-def _signed(gain: Difference) -> str:
-    return f"{gain.mean:+.3f} ± {gain.standard_error:.3f}".replace("-", "−")
-
-
 _LITTLE_NOISE = 1.0
 _WORDS = {"paper": "the paper’s constants", "default": "our defaults"}
-_LEAD = (
-    "Random features as charged particles: attracted by the labels, kept apart by a "
-    "repulsion. Every experiment of the paper, run with its constants and with ours, "
-    "beside the controls it lacks."
-)
 _THEORY = ("meanfield", "deviations")
 _ORDER = ("noise", "strength", "budget", "runtime", "text", "phase-a", *_THEORY)
 
@@ -268,10 +247,10 @@ def _settings(results: Results) -> Table:
 
 
 def _listed(values: dict[str, list[str]]) -> str:
-    parts = []
-    for key, found in values.items():
-        shown = ", ".join(found[:12]) + (", …" if len(found) > 12 else "")
-        parts.append(f"{key}: {shown}")
+    parts = (
+        f"{key}: {', '.join(found[:12])}{', …' if len(found) > 12 else ''}"
+        for key, found in values.items()
+    )
     return "; ".join(parts) or "–"
 
 
@@ -286,8 +265,6 @@ def _environments(records: Sequence[Record]) -> Table:
     return tabulate("environment", "Environment of the runs", columns, rows)
 
 
-PAGE = "report.html"
-_TITLE = "A Coulomb particle model for learning kernels"
 _SCRIPTS = ("theme.js", "charts.js", "tables.js", "movie.js")
 
 
@@ -343,16 +320,16 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
                     {"title": group.title, "legend": legend, "pictures": pictures}
                 )
             sections.append({**vars(section), "groups": groups})
-        movie = _movie(contents.runs)
+        frames = _frames(contents.runs)
         advance(note="page")
-    page = _render(contents, sections, movie)
-    target = Path(folder) / PAGE if out is None else Path(out)
+    page = _render(contents, sections, frames)
+    target = Path(folder) / "report.html" if out is None else Path(out)
     write_whole(target, lambda path: path.write_text(page, encoding="utf-8"))
     return target
 
 
 def _render(
-    contents: Contents, sections: list[dict[str, Any]], movie: dict[str, Any] | None
+    contents: Contents, sections: list[dict[str, Any]], frames: Picture | None
 ) -> str:
     early, plotly = _asset("early.js"), library()
     script = "\n".join(map(_asset, _SCRIPTS))
@@ -373,7 +350,6 @@ def _render(
     page = environment.get_template("page.html").render(
         vars(contents)
         | {
-            "title": _TITLE,
             "version": __version__,
             "policy": policy,
             "style": Markup(theme_styles() + _asset("page.css")),
@@ -381,7 +357,7 @@ def _render(
             "script": Markup(script),
             "library": Markup(plotly),
             "sections": sections,
-            "movie": movie,
+            "frames": frames,
             "links": contents.links,
             "charts_data": _as_script(charts),
             "movie_data": _as_script(pack(contents.runs)),
@@ -390,34 +366,18 @@ def _render(
     return page.lstrip()  # the macros leave empty lines before the doctype
 
 
-def _movie(runs: list[Run]) -> dict[str, Any] | None:
+def _frames(runs: list[Run]) -> Picture | None:
     if not runs:
         return None
-    svg, png = print_runs(runs)
-    first = runs[0]
     names = "; ".join(run.title for run in runs)
-    return {
-        "intro": (
-            "Each dot is a random feature, drawn at its frequency. Grey dots are where "
-            "the particles start, crosses the frequencies of the log-odds, the dotted "
-            "circle the domain. Energy and kernel follow the same frame."
-        ),
-        "titles": [run.title for run in runs],
-        "n_frames": len(first.steps),
-        "alt_particles": f"{first.positions.shape[1]} particles moving in the plane "
-        f"of {first.axes[0]} and {first.axes[1]}.",
-        "alt_energy": f"Energy from {first.energy[0]:.4g} to {first.energy[-1]:.4g}.",
-        "alt_kernel": "Kernel matrix of samples sorted by class probability.",
-        "picture": Picture(
-            "particles-frames",
-            "The first and the last frame",
-            f"Particles at the start and at the end, energy and kernel: {names}.",
-            "Particles at the start (grey) and at the end, their energy, and the "
-            "kernel matrix before and after.",
-            svg,
-            png,
-        ),
-    }
+    return Picture(
+        "particles-frames",
+        "The first and the last frame",
+        f"Particles at the start and at the end, energy and kernel: {names}.",
+        "Particles at the start (grey) and at the end, their energy, and the "
+        "kernel matrix before and after.",
+        *print_runs(runs),
+    )
 
 
 def _asset(name: str) -> str:

@@ -18,8 +18,6 @@ from coulomb._support.archive import write_whole
 from coulomb.report.chart import (
     BAND_OPACITY,
     LIGHT,
-    PRINTED_DASHES,
-    PRINTED_MARKERS,
     Axis,
     Chart,
     Dots,
@@ -45,6 +43,8 @@ PRINT_STYLE: dict[str, Any] = STYLE | {
     "svg.hashsalt": "coulomb",  # the same chart is the same file
 }
 _WIDTH, _HEIGHT = 5.6, 3.5  # inches
+_DASHES = ("-", "--", ":", "-.")
+_MARKERS = ("o", "s", "D", "^", "x", "P", "*")
 _MANY_DECADES = 1e4
 _LETTERS_PER_INCH = 14  # of the legend's font
 
@@ -143,7 +143,7 @@ def _draw(axis: Any, layer: Layer) -> Any:
         axis.figure.colorbar(mesh, ax=axis, shrink=0.85, label=safe_text(layer.name))
         return None
     colour = LIGHT[layer.ink.slot]
-    marker = PRINTED_MARKERS[layer.ink.marker]
+    marker = _MARKERS[layer.ink.marker]
     if isinstance(layer, Histogram):
         axis.stairs(layer.heights, layer.edges, fill=True, color=colour, alpha=0.35)
         return Patch(color=colour, alpha=0.35)
@@ -156,7 +156,7 @@ def _draw(axis: Any, layer: Layer) -> Any:
         axis.plot(*points, **style)
         return Line2D([], [], **style)
     if layer.line:
-        style["linestyle"] = PRINTED_DASHES[layer.ink.dash]
+        style["linestyle"] = _DASHES[layer.ink.dash]
     if not layer.points:
         style["marker"] = "none"
     if layer.low and layer.line:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from coulomb._support.stats import Difference, mean_difference
@@ -269,9 +268,9 @@ def sweep(
         everyone = [record for part in rows.values() for record in part]
         best = estimates(everyone, place, metric("bayes_accuracy"))
         if best:
-            y_best = tuple(point.mean for point in best.values())
-            level = Curve(BAYES, tuple(best), y_best, ink=Ink(0, 3))
-            layers.append(replace(level, points=len(best) == 1))
+            means, alone = [point.mean for point in best.values()], len(best) == 1
+            line = (tuple(best), tuple(means))
+            layers.append(Curve(BAYES, *line, ink=Ink(0, 3), points=alone))
     return Chart(key, title, axis, y, tuple(layers), _BAND)
 
 
@@ -355,12 +354,14 @@ def whose_short(constants: str) -> str:
     return {"paper": "paper’s", "default": "ours"}.get(constants, constants or "–")
 
 
-def averaged(point: Estimate | None, *, signed: bool = False, digits: int = 3) -> Cell:
-    """Show a mean with its standard error."""
+def averaged(
+    point: Estimate | None, *, signed: bool = False, digits: int = 3, error: str = ""
+) -> Cell:
+    """Show a mean with its standard error, whose format may be another."""
     if point is None or not point.n:
         return number(None)
     known = not math.isnan(point.standard_error)
-    detail = f"± {point.standard_error:.{digits}f}" if known else ""
+    detail = f"± {point.standard_error:{error or f'.{digits}f'}}" if known else ""
     if not signed:
         return number(point.mean, digits=digits, detail=detail)
     tone = ""

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from coulomb._support.errors import CoulombError
@@ -16,7 +17,6 @@ _WITH = {
     "default": "With our defaults",
     "tables": "In the paper’s own tables",
 }
-_NOTE_LENGTH = 400
 _BROKEN = (CoulombError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
@@ -40,7 +40,7 @@ def view_claims(
     found = [finding for result in results for finding in result.findings]
     parts = gather(found, lambda finding: finding.constants)
     return {
-        "bars": [_bar(_with(name), part) for name, part in parts.items()],
+        "bars": [_bar(_WITH.get(name, name), part) for name, part in parts.items()],
         "claims": [_view(result) for result in results],
         "filters": [each for each in Verdict if each in {f.verdict for f in found}],
         "csv": _table(results).csv,
@@ -72,10 +72,8 @@ def _judge(
     records: Mapping[str, Sequence[Record]], problems: list[str]
 ) -> list[Result]:
     """Judge with all records, or else with each experiment that can be judged alone."""
-    try:
+    with suppress(*_BROKEN):
         return judge_claims(records)
-    except _BROKEN:
-        pass
     alone: dict[str, list[Result]] = {}
     for name in records:
         try:
@@ -95,11 +93,11 @@ def _view(result: Result) -> dict[str, Any]:
     claim = result.claim
     findings = [
         FindingView(
-            _with(finding.constants),
+            _WITH.get(finding.constants, finding.constants),
             finding.verdict.value,
             _tone(finding.verdict),
             clean(_ours(finding), 300),
-            clean(finding.note, _NOTE_LENGTH),
+            clean(finding.note, 400),
         )
         for finding in result.findings
     ]
@@ -124,10 +122,6 @@ def _ours(finding: Finding) -> str:
     if not finding.ours or gap in finding.ours:
         return finding.ours or gap
     return f"{finding.ours}; paired difference {gap}"
-
-
-def _with(constants: str) -> str:
-    return _WITH.get(constants, constants)
 
 
 def _table(results: Sequence[Result]) -> Table:

@@ -1,11 +1,11 @@
 """Tables of experiments that have no section of their own."""
 
-import math
 from collections.abc import Sequence
 
 from coulomb.experiments.records import Record
 from coulomb.report.rows import (
     as_number,
+    averaged,
     by_row,
     clean,
     estimate,
@@ -15,7 +15,7 @@ from coulomb.report.rows import (
     varying,
 )
 from coulomb.report.sections import Section
-from coulomb.report.tables import Cell, Column, Header, Table, number, tabulate
+from coulomb.report.tables import Cell, Column, Header, Table, tabulate
 
 _MOST_ROWS = 500
 
@@ -37,17 +37,23 @@ def metric_tables(name: str, records: Sequence[Record]) -> list[Table]:
     methods = gather(records, lambda record: repr(record.job.get("method")))
     free = {key for part in methods.values() for key in varying(part, keys)}
     constant = set(keys) - free
-    metrics = sorted({key for record in records for key in record.metrics})
-    shown = [
-        key
-        for key in metrics
-        if any(as_number(record.metrics.get(key)) is not None for record in records)
-    ]
+    shown = sorted(
+        {
+            key
+            for record in records
+            for key, value in record.metrics.items()
+            if as_number(value) is not None
+        }
+    )
+
+    def mean(key: str, part: Sequence[Record]) -> Cell:
+        return averaged(estimate(map(metric(key), part)), error=".2g")
+
     rows = [
         (
             row.label,
             row.constants or "–",
-            *(_cell(key, part) for key in shown),
+            *(mean(key, part) for key in shown),
             len(part),
         )
         for row, part in by_row(records, constant - {"method", "constants"}).items()
@@ -59,11 +65,3 @@ def metric_tables(name: str, records: Sequence[Record]) -> list[Table]:
         note += f" The first {_MOST_ROWS} of {len(rows)} rows."
     key, caption = f"{slug(name)}-metrics", f"Metrics of {name}"
     return [tabulate(key, caption, columns, rows[:_MOST_ROWS], note)]
-
-
-def _cell(key: str, records: Sequence[Record]) -> Cell:
-    point = estimate(metric(key)(record) for record in records)
-    if point is None:
-        return number(None)
-    error = point.standard_error
-    return number(point.mean, detail="" if math.isnan(error) else f"± {error:.2g}")

@@ -98,17 +98,9 @@ def strength_section(records: Sequence[Record]) -> Section:
         charts = []
         for name, other in (("log", "riesz"), ("riesz", "log")):
             part = [record for record in chosen if _repulsion(record) != other]
-            charts.append(
-                sweep(
-                    f"strength-{slug(constants)}-{name}",
-                    f"{name.capitalize()} repulsion",
-                    _SIGMA,
-                    _ACCURACY,
-                    by_row(part, COMMON | {"exponent"}),
-                    EXPECTED,
-                    bayes=True,
-                )
-            )
+            rows = by_row(part, COMMON | {"exponent"})
+            key, title = f"strength-{slug(constants)}-{name}", f"{name} repulsion"
+            charts.append(_accuracy(key, title.capitalize(), _SIGMA, rows))
         groups.append(Group(whose(constants), charts))
     tables = [
         score_table(
@@ -142,21 +134,16 @@ def budget_section(records: Sequence[Record]) -> Section:
     records = [record for record in records if "task" not in record.job]
     groups, tables = show_heads(in_text)
     axis = Axis("number of features D", log=True, ticks=budgets_of(records))
+    along = ("n_components", axis)
     levels = gather(records, lambda record: place_of(record, "noise"))
     noises = sorted(level for level in levels if level is not None)
     charts: dict[str, list[Chart]] = {name: [] for name in by_constants(records)}
     for i, sigma in enumerate(noises):
         for constants, chosen in by_constants(levels[sigma]).items():
+            key, title = f"budget-{slug(constants)}-{i}", f"σ = {sigma:g}"
+            rows = by_row(chosen, COMMON)
             charts[constants].append(
-                sweep(
-                    f"budget-{slug(constants)}-{i}",
-                    f"Expected accuracy, σ = {sigma:g}",
-                    ("n_components", axis),
-                    _ACCURACY,
-                    by_row(chosen, COMMON),
-                    EXPECTED,
-                    bayes=True,
-                )
+                _accuracy(key, f"Expected accuracy, {title}", along, rows)
             )
         tables.insert(
             i,
@@ -176,6 +163,12 @@ def budget_section(records: Sequence[Record]) -> Section:
         groups,
         tables,
     )
+
+
+def _accuracy(
+    key: str, title: str, x: tuple[str, Axis], rows: Mapping[Row, Sequence[Record]]
+) -> Chart:
+    return sweep(key, title, x, _ACCURACY, rows, EXPECTED, bayes=True)
 
 
 def _variants(records: Sequence[Record]) -> list[tuple[str, str, list[Record]]]:
@@ -265,7 +258,8 @@ def _table(found: Mapping[Row, Mapping[float, Estimate]]) -> Table:
         body.append((*words, "here", *(_timed(points.get(n)) for n in sizes)))
         theirs = published.get(row.method, {})
         if row.constants == "paper" and any(n in theirs for n in sizes):
-            quoted = [_quoted(theirs.get(n)) for n in sizes]
+            known = {n: Estimate(t, math.nan, 1) for n, t in theirs.items()}
+            quoted = (_timed(known.get(n), "paper") for n in sizes)
             body.append((*words, Cell("published", tone="paper"), *quoted))
     return tabulate(
         "runtime-seconds",
@@ -304,16 +298,10 @@ def _fits(found: Mapping[Row, Mapping[float, Estimate]]) -> Table:
     return tabulate("runtime-fits", "Power laws t = c nᵞ", columns, body)
 
 
-def _timed(point: Estimate | None) -> Cell:
+def _timed(point: Estimate | None, tone: str = "") -> Cell:
     """Show three digits, wherever they are: times span many powers of ten."""
     if point is None:
         return number(None)
     known = not math.isnan(point.standard_error)
     detail = f"± {point.standard_error:.1g}" if known else ""
-    return Cell(f"{point.mean:.3g}", point.mean, detail=detail)
-
-
-def _quoted(value: float | None) -> Cell:
-    if value is None:
-        return number(None)
-    return Cell(f"{value:.3g}", value, tone="paper")
+    return Cell(f"{point.mean:.3g}", point.mean, detail=detail, tone=tone)

@@ -47,13 +47,12 @@ _NAMES = {
     "qqp": "Quora Question Pairs",
     "rotten_tomatoes": "Rotten Tomatoes",
 }
-_SERIES = {
-    "": ("trained here, ± 2 s.e.", Ink(1, 0, 0)),
-    "norm-matched": ("norm-matched control", Ink(2, 0, 1)),
-    "noise-only": ("noise-only control", Ink(3, 0, 2)),
-}
 # Series of one row stand a little apart, so that none covers another.
-_OFFSETS = {"": -0.2, "norm-matched": 0.0, "noise-only": 0.2}
+_SERIES = {
+    "": ("trained here, ± 2 s.e.", Ink(1, 0, 0), -0.2),
+    "norm-matched": ("norm-matched control", Ink(2, 0, 1), 0.0),
+    "noise-only": ("noise-only control", Ink(3, 0, 2), 0.2),
+}
 _QUOTED = Ink(7, 0, 4)
 # Metric, heading, whether more is better, and the column of the published table.
 _COLUMNS: tuple[tuple[Value, str, int, str], ...] = (
@@ -75,7 +74,8 @@ def text_section(records: Sequence[Record]) -> Section:
     groups, tables = [], []
     for task, part in tasks.items():
         rows = [record for record in part if record.job.get("method") != _BLIND]
-        published = _published(task)
+        lines = paper_table(task) if task in TASKS else []
+        published = {line["row"]: line for line in lines}
         name = _NAMES.get(task, task)
         splits = ", ".join(sorted({clean(r.split) for r in rows}))
         for constants, chosen in by_constants(rows).items():
@@ -130,21 +130,15 @@ def show_heads(records: Sequence[Record]) -> tuple[list[Group], list[Table]]:
     return groups, tables
 
 
-def _published(task: str) -> dict[str, dict[str, Any]]:
-    if task not in TASKS:
-        return {}
-    return {line["row"]: line for line in paper_table(task)}
-
-
 def _accuracies(
     key: str, records: Sequence[Record], published: Mapping[str, Mapping[str, Any]]
 ) -> Chart:
     rows = _ordered(records)
     names = list(dict.fromkeys(row.method for row in rows))
     layers = []
-    for control, (series, ink) in _SERIES.items():
+    for control, (series, ink, offset) in _SERIES.items():
         points = {
-            names.index(row.method) + _OFFSETS[control]: point
+            names.index(row.method) + offset: point
             for row, part in rows.items()
             if row.control == control
             and (point := estimate(map(_ACCURACY, part))) is not None
@@ -176,14 +170,14 @@ def _gains(
     )
     maps = [name for name in MAPS if (f"kernel-{name}", "") in parts]
     layers = []
-    for control, (series, ink) in _SERIES.items():
+    for control, (series, ink, offset) in _SERIES.items():
         gaps = {}
         for i, name in enumerate(maps):
             rival = f"kernel-{name}" if control else f"vanilla-{name}"
             theirs = parts.get((rival, control), [])
             gap = paired(parts[f"kernel-{name}", ""], theirs, "accuracy")
             if gap.n:
-                gaps[i + _OFFSETS[control]] = gap
+                gaps[i + offset] = gap
         layers.append(dots(f"minus {series if control else 'Vanilla'}", gaps, ink))
     quoted = {
         float(place): published[f"kernel-{name}"]["accuracy"]
