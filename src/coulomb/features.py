@@ -58,7 +58,7 @@ class AbstractFeatureMap(ABC):
     averages_phases : bool
         Whether alignment is taken in its closed form, the average over all phases.
     loop_code : int or None
-        The number of the map in `coulomb.kernels.maps`; None if it has no loop there.
+        The number of the map in `coulomb.kernels.packed_attention`; None without loop.
     feature_gives_slope : bool
         Whether the derivative in the projection is a function of the feature alone.
     """

@@ -4,8 +4,13 @@ import pytest
 import torch
 from packed_cases import ROWS, assert_same, make_batch, make_model
 
-from coulomb.attention.encoder.dropout import LayerDropout, kept, make_dropout, mix
-from coulomb.attention.encoder.packed import packed_logits
+from coulomb.attention.encoder.packed import (
+    LayerDropout,
+    kept,
+    make_dropout,
+    mix,
+    packed_logits,
+)
 from coulomb.kernels import available
 
 OWN = ("shared-elu", "performer", "softmax", "softmax-shared", "linformer")

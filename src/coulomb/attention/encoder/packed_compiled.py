@@ -14,13 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from coulomb.attention.encoder.dropout import (
-    BRANCH,
-    EMBEDDING,
-    INNER,
-    OUTER,
-    Dropout,
-)
 from coulomb.attention.encoder.encoder import (
     AttentionFactory,
     EncoderSettings,
@@ -28,7 +21,12 @@ from coulomb.attention.encoder.encoder import (
 )
 from coulomb.attention.encoder.layout import Layout, TokenBatch
 from coulomb.attention.encoder.packed import (
+    BRANCH,
+    EMBEDDING,
+    INNER,
+    OUTER,
     AbstractForm,
+    Dropout,
     packed_logits,
     spare_gradient,
 )

@@ -19,8 +19,8 @@ from coulomb._support.streams import make_generator
 from coulomb.attention.ops.checks import must_be_traceable
 
 if TYPE_CHECKING:
-    from coulomb.attention.encoder.dropout import Dropout, LayerDropout
     from coulomb.attention.encoder.layout import Layout
+    from coulomb.attention.encoder.packed import Dropout, LayerDropout
 
 QKV = ("learned", "shared")
 

@@ -28,7 +28,7 @@ from coulomb.features import (
 )
 
 if TYPE_CHECKING:
-    from coulomb.attention.encoder.dropout import Dropout
+    from coulomb.attention.encoder.packed import Dropout
 
 __all__ = ["Linformer", "Performer", "SoftmaxAttention"]
 

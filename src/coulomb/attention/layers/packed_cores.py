@@ -18,7 +18,6 @@ from coulomb.attention.layers.base import AbstractAttention
 from coulomb.attention.layers.baselines import Linformer
 from coulomb.attention.layers.kernel import AbstractFeatureAttention
 from coulomb.features import AbstractFeatureMap
-from coulomb.kernels import maps
 from coulomb.kernels import packed_attention as loops
 
 if TYPE_CHECKING:
@@ -198,17 +197,17 @@ def _features_forward(
         scale = loop_map.inverse_temperature
         halves, about = _half_squares(x, sides[-1], scale), (scale, layout.bounds)
         if shared:
-            if run(maps.favor_shared_rows, *about, q, halves, weights) < _SAFE_RANGE:
+            if run(loops.favor_shared_rows, *about, q, halves, weights) < _SAFE_RANGE:
                 return _Features(q, none, none, none, weights)
             q, weights = _project(x, sides[0]), q.new_ones(len(q))
         k = q.clone() if shared else _project(x, sides[1])
-        run(maps.favor_rows, *about, q, k, halves)
+        run(loops.favor_rows, *about, q, k, halves)
         return _Features(q, k, none, none, weights)
     angles = q.new_zeros(len(sides[0].positions), 1) if phases is None else phases
     found = [q] if shared else [q, _project(x, sides[1])]
     slopes = [torch.empty_like(each) if loop_map.sloped else none for each in found]
     for features, slope in zip(found, slopes, strict=True):
-        run(maps.map_rows, loop_map.options, angles, features, slope, weights)
+        run(loops.map_rows, loop_map.options, angles, features, slope, weights)
     if shared:
         return _Features(q, none, slopes[0], none, weights)
     return _Features(q, found[1], slopes[0], slopes[1], weights)
@@ -234,9 +233,9 @@ def _features_backward(
     # Keys are weighted by one over the sum of their features, unless by exp(-h_j).
     extras = none if favor else grad_keys * features.weights
     first = none if len(grad_k) else extras
-    run(maps.pull_rows, options, features.q, features.slopes_q, first, grad_q)
+    run(loops.pull_rows, options, features.q, features.slopes_q, first, grad_q)
     if len(grad_k):
-        run(maps.pull_rows, options, features.k, features.slopes_k, extras, grad_k)
+        run(loops.pull_rows, options, features.k, features.slopes_k, extras, grad_k)
         if len(sides) == 1:
             grad_q += grad_k
     if favor and grad_x is not None:
