@@ -16,7 +16,7 @@ import typer
 from typer import Argument, Option
 
 from coulomb._support.errors import FileFormatError, ParameterError, unknown_name
-from coulomb.cli.output import print_table, write_numbers
+from coulomb.cli.output import Json, print_table, write_numbers
 from coulomb.text.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -499,26 +499,23 @@ def _csv_line(cells: Sequence[Any]) -> str:
 
 
 def diagnose(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, such as runs/sst2-1.")],
+    run: Annotated[Path, Argument(help="Folder of a run, such as runs/sst2-1.")],
     twins: Annotated[
-        int, typer.Option(min=2, help="Runs of Phase A by noise alone: cheap.")
+        int, Option(min=2, help="Runs of Phase A by noise alone: cheap.")
     ] = 9,
     label_twins: Annotated[
         int,
-        typer.Option(
+        Option(
             min=0,
             help="Runs of Phase A on shuffled labels, 0 or from 2 on; each costs as "
             "much as Phase A.",
         ),
     ] = 0,
     shuffles: Annotated[
-        int,
-        typer.Option(min=100, help="Permutations of the held-out labels."),
+        int, Option(min=100, help="Permutations of the held-out labels.")
     ] = 199,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads.")] = None,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="Write all numbers to this file.")
-    ] = None,
+    threads: Annotated[int | None, Option(min=1, help="Threads.")] = None,
+    json: Json = None,
 ) -> None:
     """Tell whether Phase A of a run learned from the labels, and if not, why.
 
