@@ -9,14 +9,17 @@ from coulomb._support.errors import DivergedError, FileFormatError, ParameterErr
 from coulomb.domains import Ball
 from coulomb.dynamics import loop
 from coulomb.dynamics.langevin import ProjectedLangevin
-from coulomb.dynamics.loop import RunSettings, init_run, load_run, save_run
-from coulomb.dynamics.stopping import (
+from coulomb.dynamics.loop import (
     DISTANCES,
     HeldOut,
+    RunSettings,
     Settled,
     StopReason,
     energy_distance,
+    init_run,
+    load_run,
     max_displacement,
+    save_run,
     sliced_wasserstein,
     stop_rules,
 )

@@ -17,7 +17,7 @@ from sklearn.pipeline import make_pipeline
 
 from coulomb import Ball, Box, CoulombSampler, Riesz
 from coulomb._support.errors import FileFormatError, ParameterError
-from coulomb.dynamics.stopping import StopReason
+from coulomb.dynamics.loop import StopReason
 from coulomb.features import SoftmaxFeatures, projections
 
 

@@ -16,7 +16,7 @@ from coulomb.experiments.paper import (
     paper_value,
     published_power_laws,
 )
-from coulomb.text.variants import PAPER_ROWS
+from coulomb.text.settings import PAPER_ROWS
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -20,7 +20,7 @@ PRESETS = {
     "features.py",
     "cli/linearise.py",  # the default of a flag; must not import torch
     "experiments/paper.py",
-    "text/variants.py",
+    "text/settings.py",
 }
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterator
+from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any, Generic, TypeVar
 
@@ -117,3 +118,21 @@ class Registry(Generic[Member]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._factories
+
+
+def sequence_bounds(cu_seqlens: Any, tokens: int) -> tuple[tuple[int, int], ...]:
+    """Read where each packed sequence starts and stops."""
+    if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point():
+        raise ParameterTypeError(
+            "`cu_seqlens` must be a vector of whole numbers; got "
+            f"{cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}."
+        )
+    ends = cu_seqlens.tolist()
+    rising = all(a <= b for a, b in pairwise(ends))
+    if not ends or ends[0] != 0 or ends[-1] != tokens or not rising:
+        shown = ends if len(ends) <= 8 else [*ends[:4], "...", *ends[-3:]]
+        raise ParameterError(
+            f"`cu_seqlens` must rise from 0 to the number of tokens, {tokens}; got "
+            f"{shown}."
+        )
+    return tuple((a, b) for a, b in pairwise(ends) if a < b)

@@ -16,7 +16,7 @@ from coulomb._support.errors import ParameterError
 from coulomb._support.streams import make_generator
 from coulomb.domains import AbstractDomain, Ball, domains
 from coulomb.dynamics.initial import Component, SpectralMixture
-from coulomb.dynamics.stopping import StopReason
+from coulomb.dynamics.loop import StopReason
 from coulomb.estimators.base import (
     AbstractFourierSampler,
     Target,

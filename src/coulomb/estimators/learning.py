@@ -15,6 +15,7 @@ from coulomb.domains import AbstractDomain, Masked
 from coulomb.dynamics import loop
 from coulomb.dynamics.initial import SpectralDraw, SpectralMixture, draw_phases
 from coulomb.dynamics.langevin import ProjectedLangevin
+from coulomb.dynamics.loop import AbstractStopRule, HeldOut, Settled, StopReason
 from coulomb.dynamics.resampling import (
     Resampler,
     choose_uniformly,
@@ -22,7 +23,6 @@ from coulomb.dynamics.resampling import (
     gibbs_weights,
     temperature_of_divergence,
 )
-from coulomb.dynamics.stopping import AbstractStopRule, HeldOut, Settled, StopReason
 from coulomb.energy import Hamiltonian
 from coulomb.estimators.selection import (
     BROAD,

@@ -63,7 +63,7 @@ _MOVED: Job = {
     "align_clip": math.inf,
     "align_strength": 0.0,
 }
-# What is trained for an arm: the row of `coulomb.text.variants` and what it changes.
+# What is trained for an arm: the row of `coulomb.text.settings` and what it changes.
 _ARMS: dict[tuple[str, str | None], tuple[str, Job]] = {
     ("learned", None): ("kernel-softmaxfeat", {}),
     ("learned", "norm-matched"): ("control-softmaxfeat", {}),

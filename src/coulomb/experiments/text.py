@@ -19,11 +19,10 @@ from coulomb.experiments.base import (
 from coulomb.experiments.records import Job
 from coulomb.text.data import Corpus, build_corpus
 from coulomb.text.evaluate import KINDS, bag_of_words_baseline
-from coulomb.text.settings import SETTINGS, TextSettings, preset
+from coulomb.text.settings import PAPER_ROWS, SETTINGS, TextSettings, preset
 from coulomb.text.tasks import TASKS, load_task
 from coulomb.text.tokens import Vocabulary, choose_vocabulary
 from coulomb.text.training import train
-from coulomb.text.variants import PAPER_ROWS
 
 TOY = "toy"  # a made-up task, so that the plan can be tried without data
 LABEL_BLINDNESS = "label-blindness"

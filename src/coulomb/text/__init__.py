@@ -21,11 +21,16 @@ if TYPE_CHECKING:
     )
     from coulomb.text.predictor import Predictor
     from coulomb.text.run_folder import list_runs
-    from coulomb.text.settings import PRESETS, TextSettings, preset
+    from coulomb.text.settings import (
+        PAPER_ROWS,
+        PRESETS,
+        VARIANTS,
+        TextSettings,
+        preset,
+    )
     from coulomb.text.tasks import TASKS, load_data, load_task
     from coulomb.text.tokens import Vocabulary, read_vocabulary, train_vocabulary
     from coulomb.text.training import resume_folder, train, train_in_folder
-    from coulomb.text.variants import PAPER_ROWS, VARIANTS
 
 _HOMES = {
     "attention.encoder.layout": ("TokenBatch", "padded_logits"),
@@ -41,11 +46,10 @@ _HOMES = {
     ),
     "text.predictor": ("Predictor",),
     "text.run_folder": ("list_runs",),
-    "text.settings": ("PRESETS", "TextSettings", "preset"),
+    "text.settings": ("PAPER_ROWS", "PRESETS", "VARIANTS", "TextSettings", "preset"),
     "text.tasks": ("TASKS", "load_data", "load_task"),
     "text.tokens": ("Vocabulary", "read_vocabulary", "train_vocabulary"),
     "text.training": ("resume_folder", "train", "train_in_folder"),
-    "text.variants": ("PAPER_ROWS", "VARIANTS"),
 }
 
 __all__ = [

@@ -45,14 +45,12 @@ from coulomb.attention.encoder.layout import IGNORED, TokenBatch
 from coulomb.attention.encoder.packed import feature_function, packed_form
 from coulomb.attention.layers.kernel import KernelAttention
 from coulomb.domains import Ball, Space
-from coulomb.dynamics.loop import Run, load_run
-from coulomb.dynamics.stopping import StopReason
+from coulomb.dynamics.loop import Run, StopReason, load_run
 from coulomb.features import Particles
 from coulomb.interactions import Riesz
-from coulomb.text.settings import TextSettings, read_shifts
-from coulomb.text.setup import ALIGN, BATCHES, Setup
+from coulomb.text.settings import TextSettings, find_variant, read_shifts
+from coulomb.text.setup import ALIGN, BATCHES, Setup, uses_windows
 from coulomb.text.tokens import TokenRows
-from coulomb.text.variants import find_variant, uses_windows
 
 Batch = tuple[TokenBatch, Tensor]
 Report = Callable[[dict[str, Any]], None]

@@ -16,8 +16,7 @@ from torch import Tensor
 from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
 from coulomb.attention import AlignmentResult, Diagnosis, align, diagnose
 from coulomb.attention.align.diagnosis import with_choice
-from coulomb.dynamics.loop import load_run
-from coulomb.dynamics.stopping import StopReason
+from coulomb.dynamics.loop import StopReason, load_run
 from coulomb.text.align import START, alignment_problem, judge_start
 from coulomb.text.data import Corpus
 from coulomb.text.run_folder import (
@@ -31,9 +30,9 @@ from coulomb.text.run_folder import (
     read_config,
     read_tensors,
 )
+from coulomb.text.settings import VARIANTS, find_variant
 from coulomb.text.setup import Setup, set_up
 from coulomb.text.tasks import load_data
-from coulomb.text.variants import VARIANTS, find_variant
 
 # Sums in another order change the last digits, another model changes the first.
 _SAME = 1e-2

@@ -1,4 +1,7 @@
-"""Every hyper-parameter of a text classifier, the presets, and TOML files.
+"""Every hyper-parameter of a text classifier, its rows and presets, and TOML files.
+
+A row of the paper's tables says which attention, which map and what Phase A does: a
+name, never a class.
 
 Nothing heavy is imported here: the command line builds its flags from this file.
 """
@@ -17,7 +20,69 @@ from coulomb._support.errors import (
     ParameterTypeError,
     unknown_name,
 )
-from coulomb.text.variants import find_variant
+
+# The paper's maps, and the law their particles start from.
+_NAMES = ("favor", "elu", "softplus", "sigmoid2", "softmaxfeat", "cos2")
+_MAPS = {name: (name, "gaussian") for name in _NAMES}
+_MAPS["porf-softplus"] = ("softplus", "orthogonal")
+# What becomes of the particles between their draw and Phase B.
+_PHASES = {
+    "vanilla": "none",
+    "kernel": "align",
+    "control": "control",
+    "noise": "noise",
+    "placed": "place",
+    "strewn": "strew",
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row: what attends, and what Phase A does to its particles."""
+
+    name: str
+    layer: str
+    feature_map: str = ""
+    law: str = ""
+    qkv: str = "learned"
+    phase_a: str = "none"
+
+
+def _rows() -> dict[str, Variant]:
+    rows = {
+        "softmax": Variant("softmax", "softmax"),
+        "favor-wqwk": Variant("favor-wqwk", "kernel", "favor", "gaussian"),
+        "performer": Variant("performer", "performer"),
+        "linformer": Variant("linformer", "linformer"),
+    }
+    for prefix, phase in _PHASES.items():
+        for short, (feature_map, law) in _MAPS.items():
+            name = f"{prefix}-{short}"
+            rows[name] = Variant(name, "kernel", feature_map, law, "shared", phase)
+    return rows
+
+
+VARIANTS = _rows()
+PAPER_ROWS = tuple(
+    name
+    for name in VARIANTS
+    if not name.startswith(("control-", "noise-", "placed-", "strewn-"))
+)
+
+
+def find_variant(name: str) -> Variant:
+    """Give a row by its name.
+
+    Examples
+    --------
+    >>> find_variant("vanilla-cos2").feature_map
+    'cos2'
+    >>> len(PAPER_ROWS)
+    18
+    """
+    if name not in VARIANTS:
+        raise unknown_name("attention", name, VARIANTS)
+    return VARIANTS[name]
 
 
 def _about(words: str, **rule: Any) -> Any:
@@ -32,7 +97,7 @@ class ModelSettings:
     Parameters
     ----------
     attention
-        The row of the paper's tables; see `coulomb.text.variants`.
+        The row of the paper's tables; see `VARIANTS`.
     n_layers, width, n_heads, ffn_width
         The encoder's shape.
     dropout

@@ -2,20 +2,68 @@
 
 import copy
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from coulomb._support.errors import ParameterError
 from coulomb._support.streams import make_generator
-from coulomb.attention.encoder.encoder import EncoderSettings, KernelEncoder
+from coulomb.attention.encoder.encoder import (
+    AttentionFactory,
+    EncoderSettings,
+    KernelEncoder,
+)
+from coulomb.attention.layers.baselines import Linformer, Performer, SoftmaxAttention
+from coulomb.attention.layers.kernel import KernelAttention
+from coulomb.dynamics.initial import Gaussian, Orthogonal
+from coulomb.features import feature_maps
 from coulomb.text.data import Corpus
-from coulomb.text.settings import TextSettings
+from coulomb.text.settings import TextSettings, find_variant
 from coulomb.text.tokens import TokenRows, Vocabulary, encode_split
-from coulomb.text.variants import attention_factory
 
 # Paths of the random streams that belong to one seed.
 MODEL, ORDER, DROPOUT, WORDS, ALIGN, BATCHES = range(6)
+
+
+def uses_windows(settings: TextSettings, kind: str) -> bool:
+    """Say whether heads look at windows beside a token."""
+    row = find_variant(settings.model.attention)
+    chosen = row.phase_a in ("align", "control") and settings.align.start == "chosen"
+    windows = row.phase_a == "strew" or (chosen and kind == "token")
+    return windows and settings.model.positions == "learned"
+
+
+def attention_factory(settings: TextSettings, kind: str) -> AttentionFactory:
+    """Make what builds the attention layers of a row."""
+    model = settings.model
+    row = find_variant(model.attention)
+    if row.layer == "softmax":
+        return SoftmaxAttention
+    if row.layer == "performer":
+        return partial(
+            Performer, n_features=model.n_features, redraw_every=model.redraw_every
+        )
+    if row.layer == "linformer":
+        return partial(
+            Linformer, max_length=model.max_length, rank=model.linformer_rank
+        )
+    tempered = feature_maps.build(row.feature_map).tempered
+    options = {"temperature": model.feature_temperature} if tempered else {}
+    feature_map = feature_maps.build(row.feature_map, **options)
+    head_dim = model.width // model.n_heads
+    variance = model.start_norm**2 / head_dim
+    if feature_map.imitates_softmax or not variance:
+        variance = 1.0
+    law = (Gaussian if row.law == "gaussian" else Orthogonal)(variance)
+    return partial(
+        KernelAttention,
+        feature_map=feature_map,
+        n_features=model.n_features,
+        qkv=row.qkv,
+        start=law,
+        tied=not uses_windows(settings, kind),
+    )
 
 
 def build_model(

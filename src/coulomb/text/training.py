@@ -43,11 +43,10 @@ from coulomb.text.run_folder import (
     read_json,
     write_run,
 )
-from coulomb.text.settings import TextSettings, TrainSettings
+from coulomb.text.settings import TextSettings, TrainSettings, find_variant
 from coulomb.text.setup import DROPOUT, ORDER, WORDS, Setup, set_up
 from coulomb.text.tasks import load_data
 from coulomb.text.tokens import Vocabulary
-from coulomb.text.variants import find_variant
 
 # Adding every step would cost several per cent of training; a short memory needs it.
 _LONGEST, _OF_MEMORY = 8, 4

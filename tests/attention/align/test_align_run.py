@@ -24,8 +24,7 @@ from coulomb.attention.align.run import CrossEntropy, align, batch_of_step
 from coulomb.domains import Ball
 from coulomb.dynamics import loop
 from coulomb.dynamics.langevin import Annealed, ProjectedLangevin
-from coulomb.dynamics.loop import RunSettings, load_run, save_run
-from coulomb.dynamics.stopping import StopReason
+from coulomb.dynamics.loop import RunSettings, StopReason, load_run, save_run
 from coulomb.energy import Hamiltonian
 from coulomb.features import Particles
 

@@ -12,7 +12,7 @@ if not available():
     pytest.skip("numba is missing or switched off", allow_module_level=True)
 
 from coulomb.attention.encoder.packed import kept, make_dropout
-from coulomb.attention.layers.packed_cores import loop_map
+from coulomb.attention.encoder.packed_compiled import loop_map
 from coulomb.kernels import encoder_rows as rows
 from coulomb.kernels import packed_attention as maps
 

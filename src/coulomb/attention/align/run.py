@@ -45,8 +45,16 @@ from coulomb.dynamics.langevin import (
     as_schedule,
     clip_factors,
 )
-from coulomb.dynamics.loop import Callback, Run, RunSettings, load_run, save_run
-from coulomb.dynamics.stopping import AbstractStopRule, HeldOut, Settled
+from coulomb.dynamics.loop import (
+    AbstractStopRule,
+    Callback,
+    HeldOut,
+    Run,
+    RunSettings,
+    Settled,
+    load_run,
+    save_run,
+)
 from coulomb.energy import Hamiltonian
 from coulomb.features import Particles
 

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coulomb._support.checks import sequence_bounds
 from coulomb._support.errors import ParameterError
 from coulomb.attention.encoder.encoder import KernelEncoder
-from coulomb.attention.ops.checks import sequence_bounds
 
 IGNORED = -100  # the label of a token that has none, as in torch's cross-entropy
 

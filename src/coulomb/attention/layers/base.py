@@ -234,7 +234,7 @@ class AbstractAttention(nn.Module, ABC):
     bias_v = None
     add_zero_attn = False
 
-    # The function of `packed_cores` that does what `attend` does, by name.
+    # The function of `encoder.packed_compiled` that does what `attend` does, by name.
     compiled_core: ClassVar[str | None] = None
 
     in_proj_weight: nn.Parameter | None
@@ -508,9 +508,9 @@ class AbstractAttention(nn.Module, ABC):
         if not tokens.compiled or self.compiled_core is None:
             return None
         # Only here: it imports numba.
-        from coulomb.attention.layers import packed_cores
+        from coulomb.attention.encoder import packed_compiled
 
-        core = getattr(packed_cores, self.compiled_core)
+        core = getattr(packed_compiled, self.compiled_core)
         out: Tensor | None = core(self, tokens.states, tokens.layout)
         return out
 

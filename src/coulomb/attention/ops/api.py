@@ -11,6 +11,7 @@ Half-precision operands are computed in float32; the output has the precision of
 import torch
 from torch import Tensor
 
+from coulomb._support.checks import sequence_bounds
 from coulomb.attention.ops import checks, traceable
 from coulomb.attention.ops.autograd import FusedAttention, cheaper_form
 from coulomb.attention.ops.blocked import BlockIndex, Problem
@@ -226,7 +227,7 @@ def packed_attention(
             tokens = torch.arange(len(inputs.q), device=q.device)
             owner = torch.searchsorted(cu_seqlens[1:], tokens, right=True)
             return out.transpose(1, 2)[owner, tokens - cu_seqlens[owner]]
-        bounds = checks.sequence_bounds(cu_seqlens, q.shape[0])
+        bounds = sequence_bounds(cu_seqlens, q.shape[0])
         blocks = _packed_blocks(bounds, q, inputs.particles.n_particles)
         return _run(inputs, "auto", blocks)
 

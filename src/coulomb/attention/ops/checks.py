@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -216,21 +215,3 @@ def full_precision(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
     return contextlib.nullcontext()
-
-
-def sequence_bounds(cu_seqlens: Tensor, tokens: int) -> tuple[tuple[int, int], ...]:
-    """Read where each packed sequence starts and stops."""
-    if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point():
-        raise ParameterTypeError(
-            "`cu_seqlens` must be a vector of whole numbers; got "
-            f"{cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}."
-        )
-    ends = cu_seqlens.tolist()
-    rising = all(a <= b for a, b in pairwise(ends))
-    if not ends or ends[0] != 0 or ends[-1] != tokens or not rising:
-        shown = ends if len(ends) <= 8 else [*ends[:4], "...", *ends[-3:]]
-        raise ParameterError(
-            f"`cu_seqlens` must rise from 0 to the number of tokens, {tokens}; got "
-            f"{shown}."
-        )
-    return tuple((a, b) for a, b in pairwise(ends) if a < b)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from coulomb._support.checks import sequence_bounds
 from coulomb.attention.ops import checks
 from coulomb.attention.ops.checks import FeatureMap, check_inputs
 from coulomb.attention.ops.traceable import feature_pair
@@ -226,7 +227,7 @@ def packed_attention(
     torch.Size([3, 1, 2])
     """
     outputs = []
-    for start, stop in checks.sequence_bounds(cu_seqlens, q.shape[0]):
+    for start, stop in sequence_bounds(cu_seqlens, q.shape[0]):
         a, b, c = (x[start:stop].transpose(0, 1).unsqueeze(0) for x in (q, k, v))
         weight = key_log_weight
         if weight is not None:
