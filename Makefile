@@ -9,11 +9,12 @@ STAMP := $(VENV)/.installed
 export MPLCONFIGDIR := $(CURDIR)/$(VENV)/matplotlib
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check bench docs clean
+.PHONY: help install run test test-all check bench docs clean
 
 help:
 	@echo "make run     install into $(VENV) and run the demonstration"
 	@echo "make test    install into $(VENV) and run the tests"
+	@echo "make test-all  the same, and tests of more than 20 seconds"
 	@echo "make check   linters, types, import contracts"
 	@echo "make bench   speed and accuracy against peers, as ratios"
 	@echo "make docs    check the documentation's code and links"
@@ -33,7 +34,10 @@ run: install
 	$(BIN)/coulomb demo
 
 test: install check
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 2 -m "not long"
+
+test-all: test
+	$(BIN)/python -m pytest --numprocesses 2 -m long
 
 check: install
 	$(BIN)/ruff check .

@@ -76,6 +76,7 @@ def test_names_and_files_exist():
     assert not missing, "\n".join(sorted(missing))
 
 
+@pytest.mark.long
 def test_examples_are_short_and_run(tmp_path):
     import subprocess
     import sys
