@@ -270,7 +270,10 @@ def _fold(sums: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
 
 def _all_weights_in_range(sums: Tensor) -> bool:
     weights = sums[:, -1:]
-    lost = weights < torch.finfo(sums.dtype).tiny ** 0.5
+    limit = torch.finfo(sums.dtype).tiny ** 0.5
+    if weights.numel() and float(weights.amin()) >= limit:
+        return True
+    lost = weights < limit
     # Without a key there is nothing to lose.
     return not bool((lost & (weights.amax(dim=-1, keepdim=True) > 0)).any())
 
