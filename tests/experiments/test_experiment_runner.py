@@ -60,7 +60,6 @@ def test_a_dask_cluster_gives_the_same_records(tmp_path, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_killed_and_started_again(tmp_path, expected):
     path = tmp_path / NAME / FILE
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -74,7 +74,6 @@ def test_favor_features_have_the_right_products():
     assert 0 <= min(q.min(), k.min()) <= max(q.max(), k.max()) <= 1
 
 
-@pytest.mark.long
 def test_compiling_leaves_nothing_to_compile():
     from packed_cases import ROWS, make_batch, make_model
 
