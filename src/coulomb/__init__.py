@@ -12,6 +12,7 @@ CoulombSampler(n_components=64)
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from coulomb._support.moved import register
 from coulomb._version import __version__
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from coulomb.features import Particles
     from coulomb.interactions import Coulomb, Riesz
     from coulomb.text import TextClassifier
+
+register()
 
 # Where each public name lives. Names are imported on first use: importing torch takes
 # seconds, and `coulomb --help` must not.

@@ -1,11 +1,13 @@
 """What importing costs, and what the package shows."""
 
+import importlib
 import subprocess
 import sys
 
 import pytest
 
 import coulomb
+from coulomb._support.moved import MOVED
 
 HEAVY = ["torch", "numpy", "scipy", "sklearn", "numba", "matplotlib", "pandas"]
 
@@ -48,3 +50,25 @@ def test_help_is_quick_to_import():
     ).stderr
     names = {line.rsplit("|", 1)[-1].strip() for line in out.splitlines()}
     assert not names & set(HEAVY)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("coulomb.attention.windows", "window_particles"),
+        ("coulomb.dynamics.preconditioned", "AdamLangevin"),
+        ("coulomb.dynamics.schedules", "Annealed"),
+        ("coulomb.dynamics.stopping", "Settled"),
+        ("coulomb.experiments.sample", "write_sample"),
+        ("coulomb.experiments.tables", "write_tables"),
+    ],
+)
+def test_documented_paths_of_earlier_versions_still_import(module, name):
+    sys.modules.pop(module, None)
+    with pytest.warns(DeprecationWarning, match=f"{module} is now coulomb"):
+        old = importlib.import_module(module)
+    assert getattr(old, name) is getattr(importlib.import_module(MOVED[module]), name)
+    with pytest.raises(AttributeError):
+        old.nothing  # noqa: B018
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("coulomb.attention.doors")
