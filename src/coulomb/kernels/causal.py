@@ -16,6 +16,7 @@ import numpy as np
 
 from coulomb.kernels.gemm import (
     PANEL,
+    aligned,
     copy_panels,
     flip_panels,
     multiply,
@@ -174,11 +175,11 @@ def attend(options, inputs, shape, kept, out, limit, first, end):
     batch, length, _, dim, dim_v, n = shape
     e_q, e_k, inverses, weights, states = kept
     stride = row_stride(n)
-    panels, alive = np.empty(n * dim, _f), np.empty(length, np.bool_)
-    scratch_q, scratch_k = np.empty(BLOCK * stride, _f), np.empty(BLOCK * stride, _f)
-    sums, z = np.empty(n * dim_v, _f), np.empty(n, _f)
-    values = rows_at(np.empty(BLOCK * dim_v, _f), 0, dim_v)
-    small = (values, np.empty(BLOCK * _WIDE, _f), np.empty(BLOCK * n, _f))
+    panels, alive = aligned(n * dim), np.empty(length, np.bool_)
+    scratch_q, scratch_k = aligned(BLOCK * stride), aligned(BLOCK * stride)
+    sums, z = aligned(n * dim_v), aligned(n)
+    values = rows_at(aligned(BLOCK * dim_v), 0, dim_v)
+    small = (values, aligned(BLOCK * _WIDE), aligned(BLOCK * n))
     work = (panels, scratch_q, scratch_k, sums, z, small)
     later = (length - 1) // SPAN  # spans after the first
     for group in range(first, end):
@@ -304,18 +305,18 @@ def attend_back(options, inputs, shape, kept, outputs, grads, first, end):
     e_q, e_k, inverses, weights, states = kept
     grad_q, grad_k, grad_v, grad_positions = grads
     stride, size = row_stride(n), n * (dim_v + 1)
-    panels, position_panels = np.empty(n * dim, _f), np.empty(n * dim, _f)
-    sums, grad_sums = np.empty(n * dim_v, _f), np.empty(n * dim_v, _f)
-    z, grad_z, ones = np.empty(n, _f), np.empty(n, _f), np.ones(n, _f)
+    panels, position_panels = aligned(n * dim), aligned(n * dim)
+    sums, grad_sums = aligned(n * dim_v), aligned(n * dim_v)
+    z, grad_z, ones = aligned(n), aligned(n), np.ones(n, _f)
     deep = 0 if e_q.shape[0] else min(SPAN, length)
-    scratch_q, scratch_k = np.empty(deep * stride, _f), np.empty(deep * stride, _f)
-    values = rows_at(np.empty(BLOCK * dim_v, _f), 0, dim_v)
-    small = (values, np.empty(BLOCK * dim_v, _f), np.empty(BLOCK * _WIDE, _f))
-    slopes = rows_at(np.empty(BLOCK * stride, _f), 0, stride)
-    g_rows, dots = rows_at(np.empty(SPAN * dim_v, _f), 0, dim_v), np.empty(SPAN, _f)
-    work = (slopes, np.empty(n * dim_v, _f), g_rows, dots, small)
-    copies = rows_at(np.empty(BLOCK * dim, _f), 0, dim)
-    spare = (copies, np.empty(BLOCK, _f), np.empty(BLOCK * n, _f))
+    scratch_q, scratch_k = aligned(deep * stride), aligned(deep * stride)
+    values = rows_at(aligned(BLOCK * dim_v), 0, dim_v)
+    small = (values, aligned(BLOCK * dim_v), aligned(BLOCK * _WIDE))
+    slopes = rows_at(aligned(BLOCK * stride), 0, stride)
+    g_rows, dots = rows_at(aligned(SPAN * dim_v), 0, dim_v), aligned(SPAN)
+    work = (slopes, aligned(n * dim_v), g_rows, dots, small)
+    copies = rows_at(aligned(BLOCK * dim), 0, dim)
+    spare = (copies, aligned(BLOCK), aligned(BLOCK * n))
     spans = (length + SPAN - 1) // SPAN
     for group in range(first, end):
         begin = group // batch * n * dim
@@ -418,7 +419,7 @@ def decode(options, positions, token, state, new_state, out, first, end):
     new_sums, new_shift = new_state
     particles, n, _ = positions.shape
     _, heads, dim_v = v.shape
-    a_q, a_k, factors = np.empty(n, _f), np.empty(n, _f), np.ones(n, _f)
+    a_q, a_k, factors = aligned(n), aligned(n), np.ones(n, _f)
     for group in range(first, end):
         b, h = group // heads, group % heads
         key = k[b, h]

@@ -2,16 +2,20 @@
 
 At the length of a sentence a call of BLAS costs more than the product it is for, and
 loops that the compiler has to vectorise by itself reach half of what the processor can.
-So the two inner loops, over tiles that fit the registers, are written in vectors of
-eight. Arrays are contiguous; a block of one is an offset of its first number and the
-distances from one row, and from one summand, to the next. Blocks that rows are summed
-over come in *panels* of 16 columns.
+So the inner loops, over tiles that fit the registers, are written in vectors: of 16
+numbers where the processor has AVX-512, else of eight (two registers on ARM). A sum has
+the same order, and the same bits, at either width.
+
+Arrays are contiguous; a block of one is an offset of its first number and the distances
+from one row, and from one summand, to the next. Blocks that rows are summed over come
+in *panels* of 16 columns.
 """
 
 from typing import Any
 
+import numba
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import binding, ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -20,26 +24,36 @@ from coulomb.kernels.jit import SUMS, helper
 
 _ZERO = np.float32(0)
 _LANES = 8
-PANEL = 2 * _LANES
-_MANY_ROWS = 6  # of a tile of `multiply`: twelve sums, and what is added, in registers
-_FEW_ROWS = (
-    4  # of a tile of `mix` and `products`, for blocks of the length of a sentence
-)
+PANEL = 16
+_FEW_ROWS = 4  # of a tile of `mix` and `products`, for the length of a sentence
+# Rows of a tile of `multiply`: their sums, two vectors each, and what is added stay in
+# the registers, of which AVX-512 has twice as many.
+_NARROW_ROWS, _WIDE_ROWS = 6, 8
 
 _FLOAT, _INT = ir.FloatType(), ir.IntType(32)
 _VECTOR = ir.VectorType(_FLOAT, _LANES)
 _FAST = ("contract", "nsz", "reassoc")
 
 
-def _pointer(builder: Any, start: Any, offset: Any, *, lanes: int = 0) -> Any:
+def vector_width() -> int:
+    """Give the numbers in a vector of `multiply`: 16 with AVX-512, else 8."""
+    # Numba compiles for this processor unless it is told otherwise.
+    asked = numba.config.CPU_FEATURES
+    has = binding.get_host_cpu_features().get("avx512f", False)
+    wide = has if asked is None else "+avx512f" in asked
+    return 16 if wide else 8
+
+
+_WIDE = vector_width() == 16
+
+
+def _pointer(builder: Any, start: Any, offset: Any, vector: Any = _VECTOR) -> Any:
     """Point at the elements of a vector; `start` is where an array begins."""
-    if lanes:
-        offset = builder.add(offset, ir.Constant(offset.type, lanes))
-    return builder.bitcast(builder.gep(start, [offset]), _VECTOR.as_pointer())
+    return builder.bitcast(builder.gep(start, [offset]), vector.as_pointer())
 
 
-def _load(builder: Any, start: Any, offset: Any, *, lanes: int = 0) -> Any:
-    return builder.load(_pointer(builder, start, offset, lanes=lanes), align=4)
+def _load(builder: Any, start: Any, offset: Any, vector: Any = _VECTOR) -> Any:
+    return builder.load(_pointer(builder, start, offset, vector), align=4)
 
 
 def _shuffle(builder: Any, x: Any, y: Any, order: list[int]) -> Any:
@@ -47,14 +61,14 @@ def _shuffle(builder: Any, x: Any, y: Any, order: list[int]) -> Any:
     return builder.shuffle_vector(x, y, picks)
 
 
-def _repeat(builder: Any, x: Any) -> Any:
-    none = ir.Constant(_VECTOR, ir.Undefined)
+def _repeat(builder: Any, x: Any, vector: Any = _VECTOR) -> Any:
+    none = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(none, x, ir.Constant(_INT, 0))
-    return _shuffle(builder, first, none, [0] * _LANES)
+    return _shuffle(builder, first, none, [0] * vector.count)
 
 
 def _accumulators(builder: Any, values: list[Any]) -> list[Any]:
-    totals = [cgutils.alloca_once(builder, _VECTOR) for _ in values]
+    totals = [cgutils.alloca_once(builder, value.type) for value in values]
     for total, value in zip(totals, values, strict=True):
         builder.store(value, total)
     return totals
@@ -81,47 +95,68 @@ def _unpack(context: Any, builder: Any, signature: Any, arguments: Any) -> list[
 _ZEROS = ir.Constant(_VECTOR, [0.0] * _LANES)
 
 
-def _tile_intrinsic(n_rows: int, *, add: bool) -> Any:
-    """Make the function that sets a tile of rows by 16, or adds to it.
+def _clamped_rows(builder: Any, rows: list[Any], count: int) -> list[Any]:
+    """Offsets of `count` rows; those beyond the last are the last again."""
+    start, stride, first, n = rows
+    last = builder.sub(n, ir.Constant(n.type, 1))
+    offsets = []
+    for r in range(count):
+        row = builder.add(first, ir.Constant(first.type, r))
+        row = builder.select(builder.icmp_signed("<", row, last), row, last)
+        offsets.append(builder.add(start, builder.mul(row, stride)))
+    return offsets
 
-    It writes rows at offsets `outs` of sums over rows of `b`. `rows` holds the offsets
-    of rows of `a`; `step` the distance from one summand of `a` to the next, the offset
-    into `b`, the distance of its rows, and how many there are.
+
+def _tile_intrinsic(n_rows: int, lanes: int, *, add: bool) -> Any:
+    """Make the function that sets a tile of rows by two vectors, or adds to it.
+
+    `left` is where the rows of `a` begin, their distance, the first of the tile and how
+    many there are, and `target` the same of `out`. `pair` holds where the two vectors
+    of a row of `b` begin, and those of `out` after the beginning of its row; `along`
+    the distances of summands in `a` and in `b`, and how many there are.
     """
+    vector = ir.VectorType(_FLOAT, lanes)
+    zeros = ir.Constant(vector, [0.0] * lanes)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        a, b, out, row, target, (step, first, stride, count) = _unpack(
+        a, b, out, left, target, pair, (step, stride, count) = _unpack(
             context, builder, signature, arguments
         )
+        rows = _clamped_rows(builder, left, n_rows)
         places = [
-            _pointer(builder, out, target[r], lanes=half * _LANES)
-            for r in range(n_rows)
-            for half in range(2)
+            _pointer(builder, out, builder.add(row, column), vector)
+            for row in _clamped_rows(builder, target, n_rows)
+            for column in pair[2:]
         ]
-        begin = [builder.load(place, align=4) if add else _ZEROS for place in places]
+        begin = [builder.load(place, align=4) if add else zeros for place in places]
         totals = _accumulators(builder, begin)
         with cgutils.for_range(builder, count) as loop:
-            where = builder.add(first, builder.mul(loop.index, stride))
-            pair = [_load(builder, b, where, lanes=half * _LANES) for half in range(2)]
+            below = builder.mul(loop.index, stride)
+            both = [
+                _load(builder, b, builder.add(first, below), vector)
+                for first in pair[:2]
+            ]
             along = builder.mul(loop.index, step)
-            for r in range(n_rows):
-                element = builder.load(builder.gep(a, [builder.add(row[r], along)]))
-                weight = _repeat(builder, element)
+            for r, row in enumerate(rows):
+                element = builder.load(builder.gep(a, [builder.add(row, along)]))
+                weight = _repeat(builder, element, vector)
                 for half in range(2):
-                    _add_product(builder, totals[2 * r + half], weight, pair[half])
+                    _add_product(builder, totals[2 * r + half], weight, both[half])
         for total, place in zip(totals, places, strict=True):
             builder.store(builder.load(total), place, align=4)
         return context.get_dummy_value()
 
-    def tile(typing, a, b, out, rows, outs, step):
-        return types.void(a, b, out, rows, outs, step), generate
+    def tile(typing, a, b, out, left, target, pair, along):
+        return types.void(a, b, out, left, target, pair, along), generate
 
     return intrinsic(tile)
 
 
-_set_tile = _tile_intrinsic(_MANY_ROWS, add=False)
-_add_tile = _tile_intrinsic(_MANY_ROWS, add=True)
-_mix_tile = _tile_intrinsic(_FEW_ROWS, add=False)
+_set_tile = _tile_intrinsic(_NARROW_ROWS, _LANES, add=False)
+_add_tile = _tile_intrinsic(_NARROW_ROWS, _LANES, add=True)
+_set_wide_tile = _tile_intrinsic(_WIDE_ROWS, PANEL, add=False)
+_add_wide_tile = _tile_intrinsic(_WIDE_ROWS, PANEL, add=True)
+_mix_tile = _tile_intrinsic(_FEW_ROWS, _LANES, add=False)
 
 
 @intrinsic
@@ -165,6 +200,14 @@ def _dot_tile(typing, a, b, out, rows, others, outs, count):
 
 
 @helper(SUMS)
+def aligned(size):
+    """Make an array that begins at a cache line: no vector of it lies across two."""
+    x = np.empty(size + PANEL, np.float32)
+    skip = -(x.ctypes.data // 4) % PANEL
+    return x[skip : skip + size]
+
+
+@helper(SUMS)
 def _four_rows(i, n, start, stride):
     """Offsets of four rows from i on; those beyond the last are the last again."""
     r1, r2, r3 = min(i + 1, n - 1), min(i + 2, n - 1), min(i + 3, n - 1)
@@ -173,25 +216,29 @@ def _four_rows(i, n, start, stride):
 
 
 @helper(SUMS)
-def _six_rows(i, n, start, stride):
-    r4, r5 = min(i + 4, n - 1), min(i + 5, n - 1)
-    four = _four_rows(i, n, start, stride)
-    return (*four, start + r4 * stride, start + r5 * stride)
-
-
-@helper(SUMS)
 def _multiply(a, left, b, right, out, target, count, add):
     a0, ra, ka, n = left
     b0, pb, kb, panels = right
     o0, ro, po, _ = target
-    for p in range(panels):
-        step = (ka, b0 + p * pb, kb, count)
-        for i in range(0, n, _MANY_ROWS):
-            rows, outs = _six_rows(i, n, a0, ra), _six_rows(i, n, o0 + p * po, ro)
+    along = (ka, kb, count)
+    # A wide tile takes two panels; a last one alone is two narrow vectors.
+    pairs = panels // 2 if _WIDE else 0
+    for p in range(pairs):
+        first, column = b0 + 2 * p * pb, 2 * p * po
+        pair = (first, first + pb, column, column + po)
+        for i in range(0, n, _WIDE_ROWS):
             if add:
-                _add_tile(a, b, out, rows, outs, step)
+                _add_wide_tile(a, b, out, (a0, ra, i, n), (o0, ro, i, n), pair, along)
             else:
-                _set_tile(a, b, out, rows, outs, step)
+                _set_wide_tile(a, b, out, (a0, ra, i, n), (o0, ro, i, n), pair, along)
+    for p in range(2 * pairs, panels):
+        first, column = b0 + p * pb, p * po
+        pair = (first, first + _LANES, column, column + _LANES)
+        for i in range(0, n, _NARROW_ROWS):
+            if add:
+                _add_tile(a, b, out, (a0, ra, i, n), (o0, ro, i, n), pair, along)
+            else:
+                _set_tile(a, b, out, (a0, ra, i, n), (o0, ro, i, n), pair, along)
 
 
 @helper(SUMS)
@@ -225,11 +272,14 @@ def mix(weights, transposed, n, b, j0, cb, m, width, out, i0, co):
     lw, lb, lo = weights.shape[1], b.shape[1], out.shape[1]
     across, along = (1, lw) if transposed else (lw, 1)
     most = width // PANEL * PANEL
+    summands = (np.int64(along), np.int64(lb), np.int64(m))
     for i in range(0, n, _FEW_ROWS):
-        rows = _four_rows(i, n, 0, across)
+        left = (np.int64(0), np.int64(across), np.int64(i), np.int64(n))
+        target = (np.int64(i0 * lo), np.int64(lo), np.int64(i), np.int64(n))
         for c in range(0, most, PANEL):
-            outs = _four_rows(i, n, i0 * lo + co + c, lo)
-            _mix_tile(weights, b, out, rows, outs, (along, j0 * lb + cb + c, lb, m))
+            first, column = j0 * lb + cb + c, co + c
+            pair = (first, first + _LANES, column, column + _LANES)
+            _mix_tile(weights, b, out, left, target, pair, summands)
     if most < width:
         for i in range(n):
             for c in range(most, width):

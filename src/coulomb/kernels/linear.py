@@ -20,6 +20,7 @@ import numpy as np
 
 from coulomb.kernels.gemm import (
     PANEL,
+    aligned,
     copy_panels,
     flip_panels,
     multiply,
@@ -311,9 +312,9 @@ def attend(options, inputs, shape, kept, out, limit, first, end):
     q, k, v, positions, mask = inputs
     batch, length, m, dim, dim_v, n = shape
     e_q, e_k, inverses, weights, sums, z = kept
-    stride, panels = row_stride(n), np.empty(n * dim, _f)
-    values = rows_at(np.empty(BLOCK * dim_v, _f), 0, dim_v)
-    work = (panels, np.empty(BLOCK * stride, _f), values)
+    stride, panels = row_stride(n), aligned(n * dim)
+    values = rows_at(aligned(BLOCK * dim_v), 0, dim_v)
+    work = (panels, aligned(BLOCK * stride), values)
     alive = np.empty(m, np.bool_)
     for group in range(first, end):
         if group == first or group % batch == 0:
@@ -475,13 +476,13 @@ def attend_back(options, inputs, shape, kept, outputs, grads, first, end):
     e_q, e_k, inverses, weights, sums, z = kept
     grad_q, grad_k, grad_v, grad_positions = grads
     stride, size = row_stride(n), n * dim_v
-    panels, position_panels = np.empty(n * dim, _f), np.empty(n * dim, _f)
-    sum_panels, grad_sums = np.empty(size, _f), np.empty(size, _f)
-    slopes = rows_at(np.empty(BLOCK * stride, _f), 0, stride)
-    values = rows_at(np.empty(BLOCK * dim_v, _f), 0, dim_v)
-    copies = rows_at(np.empty(BLOCK * dim, _f), 0, dim)
-    dots = np.empty(BLOCK, _f)
-    grad_z, scratch = np.empty(n, _f), np.empty(BLOCK * stride, _f)
+    panels, position_panels = aligned(n * dim), aligned(n * dim)
+    sum_panels, grad_sums = aligned(size), aligned(size)
+    slopes = rows_at(aligned(BLOCK * stride), 0, stride)
+    values = rows_at(aligned(BLOCK * dim_v), 0, dim_v)
+    copies = rows_at(aligned(BLOCK * dim), 0, dim)
+    dots = aligned(BLOCK)
+    grad_z, scratch = aligned(n), aligned(BLOCK * stride)
     for_queries = (panels, scratch, slopes, values, dots)
     for_keys = (panels, scratch, slopes, values, copies, dots)
     results = (grad_sums, grad_z)

@@ -131,7 +131,7 @@ def forward(problem: Problem, operands: _Operands, out: Tensor) -> Kept | None:
         sizes += [later * features * (dim_v + 1)]
     else:
         sizes += [features * dim_v, features]
-    kept = tuple(np.empty(groups * size, np.float32) for size in sizes)
+    kept = tuple(torch.empty(groups * size).numpy() for size in sizes)
     target = _placed(out)
     exact: list[bool] = []
 
