@@ -34,14 +34,6 @@ class Faces(NamedTuple):
     distance: FloatArray  # between the two centres
 
 
-class Walls(NamedTuple):
-    """The outer faces of a box grid: the cell at the wall and the next one inwards."""
-
-    cell: IntArray
-    inner: IntArray
-    distance: FloatArray  # between the two centres
-
-
 class AbstractGrid(ABC):
     """Cells, their volumes and the faces between them."""
 
@@ -120,18 +112,33 @@ class AbstractBoxGrid(AbstractGrid):
 
     @property
     @abstractmethod
+    def sides(self) -> tuple[tuple[float, float, int], ...]:
+        """The two ends and the number of cells along each axis."""
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Cells along each axis of the whole Cartesian grid."""
+        return tuple(cells for _, _, cells in self.sides)
 
     @property
-    @abstractmethod
     def spacing(self) -> tuple[float, ...]:
         """Width of a cell along each axis."""
+        return tuple((upper - lower) / cells for lower, upper, cells in self.sides)
 
     @property
-    @abstractmethod
     def corner(self) -> tuple[float, ...]:
         """The lowest corner of the whole Cartesian grid."""
+        return tuple(lower for lower, _, _ in self.sides)
+
+    @property
+    def domain(self) -> AbstractDomain:
+        (lower, upper, _), *others = self.sides
+        if any(other[:2] != (lower, upper) for other in others):
+            raise ParameterError(
+                "`grid` must have the same sides in both coordinates for particles, "
+                f"which live in a Box; got {self!r}. Use a square or a Disc."
+            )
+        return Box(float(lower), float(upper))
 
     @cached_property
     def inside(self) -> NDArray[np.bool_]:
@@ -141,10 +148,8 @@ class AbstractBoxGrid(AbstractGrid):
     @cached_property
     def centres(self) -> FloatArray:
         axes = [
-            low + width * (np.arange(count) + 0.5)
-            for low, width, count in zip(
-                self.corner, self.spacing, self.shape, strict=True
-            )
+            lower + width * (np.arange(cells) + 0.5)
+            for (lower, _, cells), width in zip(self.sides, self.spacing, strict=True)
         ]
         whole = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
         return np.asarray(whole[self.inside])
@@ -180,8 +185,8 @@ class AbstractBoxGrid(AbstractGrid):
         return whole
 
     @cached_property
-    def walls(self) -> Walls:
-        """The cells along straight walls with their inner neighbours."""
+    def walls(self) -> tuple[IntArray, IntArray, FloatArray]:
+        """The cells along straight walls, the next ones inwards, and their distance."""
         if not self.inside.all():
             raise ParameterError(
                 f"`grid` must have straight walls for this; got {self!r}."
@@ -189,11 +194,11 @@ class AbstractBoxGrid(AbstractGrid):
         index = np.arange(self.size).reshape(self.shape)
         parts = []
         for axis, width in enumerate(self.spacing):
-            for outer, inner in ((0, 1), (-1, -2)):
-                cell = index.take(outer, axis=axis).ravel()
-                next_to = index.take(inner, axis=axis).ravel()
-                parts.append((cell, next_to, np.full(cell.size, width)))
-        return Walls(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+            outer = index.take([0, -1], axis=axis).ravel()
+            inner = index.take([1, -2], axis=axis).ravel()
+            parts.append((outer, inner, np.full(outer.size, width)))
+        cells, neighbours, distances = map(np.concatenate, zip(*parts, strict=True))
+        return cells, neighbours, distances
 
     def _neighbours(self, open_area: list[FloatArray]) -> Faces:
         """Collect faces; `open_area[axis]` is the area of the face to the next cell."""
@@ -242,16 +247,8 @@ class Interval(AbstractBoxGrid):
         check_count("cells", self.cells, at_least=4)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.cells,)
-
-    @property
-    def spacing(self) -> tuple[float, ...]:
-        return ((self.upper - self.lower) / self.cells,)
-
-    @property
-    def corner(self) -> tuple[float, ...]:
-        return (self.lower,)
+    def sides(self) -> tuple[tuple[float, float, int], ...]:
+        return ((self.lower, self.upper, self.cells),)
 
     @property
     def edges(self) -> FloatArray:
@@ -261,10 +258,6 @@ class Interval(AbstractBoxGrid):
     @cached_property
     def centres(self) -> FloatArray:
         return 0.5 * (self.edges[1:] + self.edges[:-1])[:, None]
-
-    @property
-    def domain(self) -> AbstractDomain:
-        return Box(float(self.lower), float(self.upper))
 
 
 @dataclass(frozen=True)
@@ -291,32 +284,14 @@ class Rectangle(AbstractBoxGrid):
     dim = 2
 
     def __post_init__(self) -> None:
-        for low, high, count in zip(self.lower, self.upper, self.cells, strict=True):
-            check_real("lower", low)
-            check_real("upper", high, above=low)
-            check_count("cells", count, at_least=4)
+        for lower, upper, cells in self.sides:
+            check_real("lower", lower)
+            check_real("upper", upper, above=lower)
+            check_count("cells", cells, at_least=4)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.cells
-
-    @property
-    def spacing(self) -> tuple[float, ...]:
-        sides = zip(self.lower, self.upper, self.cells, strict=True)
-        return tuple((high - low) / count for low, high, count in sides)
-
-    @property
-    def corner(self) -> tuple[float, ...]:
-        return self.lower
-
-    @property
-    def domain(self) -> AbstractDomain:
-        if self.lower[0] != self.lower[1] or self.upper[0] != self.upper[1]:
-            raise ParameterError(
-                "`grid` must have the same sides in both coordinates for particles, "
-                f"which live in a Box; got {self!r}. Use a square or a Disc."
-            )
-        return Box(float(self.lower[0]), float(self.upper[0]))
+    def sides(self) -> tuple[tuple[float, float, int], ...]:
+        return tuple(zip(self.lower, self.upper, self.cells, strict=True))
 
 
 @dataclass(frozen=True)
@@ -348,16 +323,8 @@ class Disc(AbstractBoxGrid):
             raise ParameterError(f"`cells` must be even for a disc; got {self.cells}.")
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.cells, self.cells)
-
-    @property
-    def spacing(self) -> tuple[float, ...]:
-        return (2 * self.radius / self.cells,) * 2
-
-    @property
-    def corner(self) -> tuple[float, ...]:
-        return (-self.radius,) * 2
+    def sides(self) -> tuple[tuple[float, float, int], ...]:
+        return ((-self.radius, self.radius, self.cells),) * 2
 
     @cached_property
     def _all_volumes(self) -> FloatArray:
