@@ -16,7 +16,10 @@ from torch import Tensor
 from coulomb._support.errors import ParameterError
 from coulomb.theory.system import Function
 
-_LONGEST = 1000
+_CONSTANTS = {"pi": math.pi, "e": math.e}
+_COORDINATES = "xyz"
+_LONGEST = 1000  # characters
+_LARGEST = 1e100  # larger numbers overflow
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -36,8 +39,6 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sqrt": torch.sqrt,
     "tanh": torch.tanh,
 }
-_CONSTANTS = {"pi": math.pi, "e": math.e}
-_COORDINATES = {"x": 0, "y": 1, "z": 2}
 
 
 def parse_expression(text: str, dim: int) -> Function:
@@ -71,7 +72,8 @@ def parse_expression(text: str, dim: int) -> Function:
             f"`expression` must have at most {_LONGEST} characters; got {len(text)}."
         )
     try:
-        value = _build(ast.parse(text.strip(), mode="eval").body, dim)
+        tree = ast.parse(text.strip(), mode="eval").body
+        _evaluate(tree, torch.zeros(1, dim))  # refuses what is not arithmetic
     except (SyntaxError, RecursionError, ValueError) as error:
         if isinstance(error, ParameterError):
             raise
@@ -79,57 +81,45 @@ def parse_expression(text: str, dim: int) -> Function:
             f"`expression` must be a formula such as 2*x**2; got {text!r}."
         ) from error
     # Constants take the shape of the positions.
-    return lambda positions: 0 * positions[..., 0] + value(positions)
+    return lambda positions: 0 * positions[..., 0] + _evaluate(tree, positions)
 
 
-def _build(node: ast.AST, dim: int) -> Function:
-    """Turn a syntax tree into a function, refusing what is not arithmetic."""
-    if isinstance(node, ast.Constant) and _is_number(node.value):
-        # Numbers become tensors: powers of Python integers could grow for ever.
-        return _constant(float(node.value))  # type: ignore[arg-type]
-    if isinstance(node, ast.Name):
-        return _variable(node.id, dim)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        combine = _OPERATORS[type(node.op)]
-        left, right = _build(node.left, dim), _build(node.right, dim)
-        return lambda w: torch.as_tensor(combine(left(w), right(w)))
-    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
-        apply, operand = _OPERATORS[type(node.op)], _build(node.operand, dim)
-        return lambda w: torch.as_tensor(apply(operand(w)))
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in _FUNCTIONS
-        and len(node.args) == 1
-        and not node.keywords
-    ):
-        function, argument = _FUNCTIONS[node.func.id], _build(node.args[0], dim)
-        return lambda w: function(argument(w))
+def _evaluate(node: ast.AST, positions: Tensor) -> Tensor:
+    """Evaluate a syntax tree; numbers become tensors, whose powers cannot grow."""
+    match node:
+        case ast.Constant(value=int() | float() as value) if (
+            not isinstance(value, bool) and abs(value) <= _LARGEST
+        ):
+            return torch.tensor(float(value), dtype=positions.dtype)
+        case ast.Name(id=name):
+            return _variable(name, positions)
+        case ast.BinOp(op=op) if type(op) in _OPERATORS:
+            left = _evaluate(node.left, positions)
+            right = _evaluate(node.right, positions)
+            return torch.as_tensor(_OPERATORS[type(op)](left, right))
+        case ast.UnaryOp(op=op) if type(op) in _OPERATORS:
+            operand = _evaluate(node.operand, positions)
+            return torch.as_tensor(_OPERATORS[type(op)](operand))
+        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if (
+            name in _FUNCTIONS
+        ):
+            return _FUNCTIONS[name](_evaluate(argument, positions))
     raise ParameterError(
         "`expression` may only use numbers, coordinates, + - * / ** and "
         f"{', '.join(_FUNCTIONS)}; got {ast.unparse(node)!r}."
     )
 
 
-def _is_number(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) <= 1e100  # larger ones overflow
-
-
-def _constant(value: float) -> Function:
-    return lambda w: torch.tensor(value, dtype=w.dtype)
-
-
-def _variable(name: str, dim: int) -> Function:
-    names = [*list(_COORDINATES)[:dim], "r", *_CONSTANTS]
+def _variable(name: str, positions: Tensor) -> Tensor:
+    dim = positions.shape[-1]
+    names = [*_COORDINATES[:dim], "r", *_CONSTANTS]
     if name not in names:
         raise ParameterError(
             f"`expression` has no variable {name!r} in {dim} dimensions. Known: "
             f"{', '.join(names)}."
         )
     if name in _CONSTANTS:
-        return _constant(_CONSTANTS[name])
+        return torch.tensor(_CONSTANTS[name], dtype=positions.dtype)
     if name == "r":
-        return lambda w: w.square().sum(dim=-1).sqrt()
-    return lambda w: w[..., _COORDINATES[name]]
+        return positions.square().sum(dim=-1).sqrt()
+    return positions[..., _COORDINATES.index(name)]
