@@ -68,6 +68,20 @@ class AbstractDomain(ABC):
 domains: Registry[AbstractDomain] = Registry("domain")
 
 
+def check_boundary(boundary: str) -> None:
+    """Refuse what is neither projection nor reflection.
+
+    Parameters
+    ----------
+    boundary
+        "project" or "reflect".
+    """
+    if boundary not in ("project", "reflect"):
+        raise ParameterError(
+            f"`boundary` must be 'project' or 'reflect'; got {boundary!r}."
+        )
+
+
 def _slack(points: Tensor) -> float:
     return 8 * torch.finfo(points.dtype).eps
 

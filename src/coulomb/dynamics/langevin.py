@@ -16,7 +16,7 @@ from torch import Tensor
 
 from coulomb._support.checks import Registry, check_count, check_real
 from coulomb._support.errors import ParameterError
-from coulomb.domains import AbstractDomain, Ball, Masked, Space
+from coulomb.domains import AbstractDomain, Ball, Masked, Space, check_boundary
 from coulomb.energy import EnergyTerms, Hamiltonian
 from coulomb.features import Particles
 from coulomb.interactions import ExactSum, Riesz
@@ -305,10 +305,7 @@ class ProjectedLangevin(AbstractGradientSampler):
         check_real("step_size", self.step_size, above=0)
         check_real("clip", self.clip, above=0, infinite=True)
         as_schedule(self.inverse_temperature)
-        if self.boundary not in ("project", "reflect"):
-            raise ParameterError(
-                f"`boundary` must be 'project' or 'reflect'; got {self.boundary!r}."
-            )
+        check_boundary(self.boundary)
         if self.batch_size is not None:
             check_count("batch_size", self.batch_size, at_least=2)
 
