@@ -344,15 +344,16 @@ def evolve(
             left = float(mark) - time
             length = left if dt >= left else min(dt, left / 2)  # no sliver is left over
             guess = felt + length * drift
-            trial = _try_step(system, rho, length, settings.tolerance, felt, guess)
-            if trial is None or trial.error > settings.tolerance:
+            candidates, error = _try_step(
+                system, rho, length, settings.tolerance, felt, guess
+            )
+            if error > settings.tolerance:
                 recorder.reject(length, time)
-                error = math.inf if trial is None else trial.error
                 dt = length * max(0.1, 0.9 * math.sqrt(settings.tolerance / error))
                 dt = min(dt, length / 2)
                 continue
             after = float(mark) if length == left else time + length
-            for candidate in (trial.extrapolated, trial.halves):
+            for candidate in candidates:
                 if candidate.min() >= 0 and recorder.accepts(after, candidate):
                     break
             else:
@@ -361,7 +362,7 @@ def evolve(
                 continue
             moved = system.felt(candidate)
             rho, time, drift, felt = candidate, after, (moved - felt) / length, moved
-            ideal = 0.9 * math.sqrt(settings.tolerance / max(trial.error, 1e-300))
+            ideal = 0.9 * math.sqrt(settings.tolerance / max(error, 1e-300))
             proposal = length * min(max(ideal, 0.2), 3.0)
             cut_short = length < dt and ideal > 1  # by a mark, not by the error
             dt = max(dt, proposal) if cut_short else proposal
@@ -374,14 +375,6 @@ def evolve(
     return recorder.flow(marks[: len(kept)], np.array(kept or [rho]), end)
 
 
-class _Trial(NamedTuple):
-    """A step and its two halves."""
-
-    extrapolated: FloatArray
-    halves: FloatArray
-    error: float
-
-
 def _try_step(
     system: MeanField,
     rho: FloatArray,
@@ -389,20 +382,23 @@ def _try_step(
     tolerance: float,
     now: FloatArray,
     guess: FloatArray,
-) -> _Trial | None:
-    """Make a step and its two halves; None if one of them does not converge."""
+) -> tuple[list[FloatArray], float]:
+    """Make a step and its two halves; give what may be taken, best first, and an error.
+
+    The error is infinite if one of them does not converge.
+    """
     step = partial(implicit_step, system, tolerance=1e-3 * tolerance)
     whole = step(rho, dt, guess=guess)
     if not whole.converged:
-        return None
+        return [], math.inf
     first = step(rho, dt / 2, guess=0.5 * (now + whole.felt))
     if not first.converged:
-        return None
+        return [], math.inf
     second = step(first.density, dt / 2, guess=whole.felt)
     if not second.converged:
-        return None
+        return [], math.inf
     error = float(np.abs(second.density - whole.density) @ system.grid.volumes)
-    return _Trial(2 * second.density - whole.density, second.density, error)
+    return [2 * second.density - whole.density, second.density], error
 
 
 def relax(
