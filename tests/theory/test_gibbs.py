@@ -19,8 +19,8 @@ from coulomb.theory import (
     split_r_hat,
 )
 from coulomb.theory.ensembles import (
-    BatchedSum,
-    CellLookup,
+    batched_pairs,
+    cell_law,
     configuration_energies,
     draw_independent,
 )
@@ -38,20 +38,20 @@ def system(strength, *, s=0.5, beta=2.0):
 @pytest.mark.parametrize("kernel", [Riesz(s=0), Riesz(s=1.5, truncation=0.3)])
 def test_batched_sums_are_the_exact_sums(dim, kernel, generator):
     positions = torch.randn(4, 6, dim, generator=generator, dtype=torch.float64)
-    ours, exact = BatchedSum()(kernel, positions), ExactSum()(kernel, positions)
+    ours, exact = batched_pairs(kernel, positions), ExactSum()(kernel, positions)
     torch.testing.assert_close(ours.potential, exact.potential)
     torch.testing.assert_close(ours.gradient, exact.gradient)
-    alone = BatchedSum()(kernel, positions[:, :1])
+    alone = batched_pairs(kernel, positions[:, :1])
     assert (alone.potential == 0).all()
 
 
 def test_energies_are_those_of_the_hamiltonian(generator):
     gas = system(1.3)
     positions = torch.rand(5, 7, 1, generator=generator, dtype=torch.float64)
-    found = configuration_energies(gas, positions)
+    value, gradient = configuration_energies(gas, positions)
     energy = gas.hamiltonian()
-    torch.testing.assert_close(found.value, energy.value(Particles(positions)))
-    torch.testing.assert_close(found.gradient, energy.gradient(Particles(positions)))
+    torch.testing.assert_close(value, energy.value(Particles(positions)))
+    torch.testing.assert_close(gradient, energy.gradient(Particles(positions)))
 
 
 @pytest.mark.parametrize("grid", [Interval(0, 1, 8), Rectangle(), Disc(1.0, 12)])
@@ -59,12 +59,15 @@ def test_draws_have_the_density_they_say(grid, generator, rng):
     gas = MeanField(grid, lambda w: 0 * w[..., 0])
     density = grid.normalise(rng.random(grid.size) + 0.1)
     draws = draw_independent(gas, density, 400, 25, generator=generator)
-    assert grid.domain.contains(draws.positions).all()
-    lookup = CellLookup(grid, np.log(density))(draws.positions)
-    torch.testing.assert_close(lookup.value, draws.log_density)
+    assert grid.domain.contains(draws).all()
+    law = cell_law(grid, np.log(density))
+    # A draw is in the cell whose centre is nearest along every axis.
+    gaps = np.abs(draws.numpy()[:, :, None] - grid.centres) / np.array(grid.spacing)
+    logs = np.log(density)[gaps.max(axis=-1).argmin(axis=-1)].sum(axis=1)
+    torch.testing.assert_close(law(draws).value, torch.from_numpy(logs))
     # E[1/density] is the volume; five standard errors of 10000 draws.
     single = draw_independent(gas, density, 10000, 1, generator=generator)
-    inverse = (-single.log_density).exp().numpy()
+    inverse = (-law(single).value).exp().numpy()
     error = 5 * inverse.std() / 100
     assert abs(inverse.mean() - grid.volumes.sum()) < error
 
@@ -166,3 +169,11 @@ def test_r_hat_sees_chains_apart_and_drifts(rng):
     assert split_r_hat(np.ones((2, 10))) == 1.0
     with pytest.raises(ParameterError, match="chains, draws"):
         split_r_hat(np.ones(10))
+
+
+def test_one_rung_is_no_tempering(generator):
+    alone = TemperingSettings(chains=2, rungs=1, warmup=5, draws=5)
+    sample = gibbs_sample(system(1.0), 3, settings=alone, generator=generator)
+    assert sample.positions.shape == (2, 5, 3, 1)
+    assert sample.accepted.shape == (1,)
+    assert sample.swapped.shape == (0,)

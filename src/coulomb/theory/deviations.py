@@ -28,7 +28,7 @@ from coulomb.theory.importance import (
     log_mean,
     weighted_configurations,
 )
-from coulomb.theory.system import Function, MeanField
+from coulomb.theory.system import Function, MeanField, evaluate
 
 Watch = Callable[[int], None]
 
@@ -200,9 +200,7 @@ def kernel_observable(
 
 def observable_values(system: MeanField, observable: Function) -> FloatArray:
     """Evaluate an observable on the cells."""
-    points = torch.from_numpy(np.ascontiguousarray(system.grid.points))
-    with torch.no_grad():
-        return np.asarray(observable(points).double().numpy())
+    return evaluate(observable, torch.from_numpy(system.grid.points))
 
 
 class Contraction(NamedTuple):
@@ -312,10 +310,10 @@ def partition_function(
     2.079442
     """
     density = equilibrium(system).density
-    weighted = weighted_configurations(
+    _, log_weights = weighted_configurations(
         system, n_particles, density, settings=settings, generator=generator
     )
-    return log_mean(weighted.log_weights)
+    return log_mean(log_weights)
 
 
 def tail_probability(
@@ -366,7 +364,7 @@ def tail_probability(
             system, n_particles, settings=settings, generator=generator
         )
     target = target or contract(system, observable, level)
-    weighted = weighted_configurations(
+    positions, log_weights = weighted_configurations(
         system,
         n_particles,
         target.density,
@@ -375,11 +373,10 @@ def tail_probability(
         settings=settings,
         generator=generator,
     )
-    with torch.no_grad():
-        totals = observable(weighted.positions).mean(dim=-1).double().numpy()
+    totals = evaluate(lambda w: observable(w).mean(dim=-1), positions)
     upper = target.tilt > 0 if upper is None else upper
     inside = totals >= level if upper else totals <= level
-    logs = weighted.log_weights - target.tilt * n_particles * totals
+    logs = log_weights - target.tilt * n_particles * totals
     tail = log_mean(np.where(inside, logs, -np.inf))
     return LogEstimate(
         tail.value - normaliser.value,
@@ -547,10 +544,9 @@ def free_energy_curve(
     rows = []
     for count in counts:
         finite = scaling.finite(system, check_count("counts", count))
-        estimate = partition_function(
+        value, error, size = partition_function(
             finite, count, settings=settings, generator=generator
         )
-        value, error, size = estimate
         total, least = scaling.total(count), equilibrium(finite).free_energy
         rows.append((count, -value / total, error / total, size, least))
         if watch is not None:

@@ -13,6 +13,7 @@ from scipy.stats import norm
 from coulomb._support.checks import check_count, check_real
 from coulomb._support.errors import ParameterError
 from coulomb._support.stats import Fit, fit_power, standard_error
+from coulomb.domains import check_boundary
 from coulomb.dynamics.langevin import ProjectedLangevin
 from coulomb.features import Particles
 from coulomb.theory.deviations import observable_values
@@ -21,7 +22,7 @@ from coulomb.theory.equilibrium import equilibrium
 from coulomb.theory.flow import FlowSettings, evolve
 from coulomb.theory.grids import AbstractGrid, FloatArray, Interval
 from coulomb.theory.pair_sums import gauss_nodes
-from coulomb.theory.system import Function, MeanField
+from coulomb.theory.system import Function, MeanField, evaluate
 
 
 class Distances(NamedTuple):
@@ -122,10 +123,7 @@ class GapSettings:
         check_real("decay", self.decay, at_least=0)
         check_count("replicas", self.replicas, at_least=2)
         check_real("clip", self.clip, above=0, infinite=True)
-        if self.boundary not in ("project", "reflect"):
-            raise ParameterError(
-                f"`boundary` must be 'project' or 'reflect'; got {self.boundary!r}."
-            )
+        check_boundary(self.boundary)
 
 
 class GapCurve(NamedTuple):
@@ -210,15 +208,12 @@ def mean_field_gap(
             clip=settings.clip,
             boundary=settings.boundary,
         )
-        draws = draw_independent(
+        cloud = draw_independent(
             system, rho, settings.replicas, count, generator=generator
         )
-        state, _ = sampler.advance(
-            sampler.init(Particles(draws.positions)),
-            system.hamiltonian(),
-            steps,
-            generator=generator,
-        )
+        start = sampler.init(Particles(cloud))
+        energy = system.hamiltonian()
+        state, _ = sampler.advance(start, energy, steps, generator=generator)
         cloud = state.particles.positions
         clouds.append(cloud.numpy())
         rows.append(_compare(system, final, cloud, observable, expected))
@@ -226,12 +221,13 @@ def mean_field_gap(
             watch(count)
     n = np.array(counts, dtype=np.float64)
     columns = [np.array(column) for column in zip(*rows, strict=True)]
-    fits = [
-        fit_power(n, *columns[2 * i : 2 * i + 2])
-        if i == 2 or isinstance(system.grid, Interval)
-        else None
-        for i in range(3)
-    ]
+    first, second, size, _ = zip(columns[::2], columns[1::2], strict=True)
+    on_line = isinstance(system.grid, Interval)
+    fits = (
+        fit_power(n, *first) if on_line else None,
+        fit_power(n, *second) if on_line else None,
+        fit_power(n, *size),
+    )
     return GapCurve._make((n, *columns, *fits, final, clouds))
 
 
@@ -247,8 +243,7 @@ def _compare(
     if isinstance(system.grid, Interval):
         pairs = [line_distances(c, system.grid, density) for c in cloud.numpy()]
         first, second = (np.array(values) for values in zip(*pairs, strict=True))
-    with torch.no_grad():
-        seen = observable(cloud).mean(dim=-1).double().numpy() - expected
+    seen = evaluate(lambda w: observable(w).mean(dim=-1), cloud) - expected
     square = seen**2
     size = math.sqrt(float(square.mean()))
     return (
@@ -305,6 +300,7 @@ def stationary_law(
         Accurate to many digits where the nodes resolve a step.
     """
     check_real("step_size", step_size, above=0)
+    check_boundary(boundary)
     grid, beta = system.grid, system.inverse_temperature
     if not isinstance(grid, Interval) or math.isinf(beta):
         raise ParameterError(
@@ -312,16 +308,12 @@ def stationary_law(
             f"{grid!r} and inverse temperature {beta:g}."
         )
     points, weights = _gauss_nodes(grid, nodes)
-    slope = _field(system).derivative()
+    slope = _field(system, grid).derivative()
     noise = math.sqrt(2 * step_size / beta)
     if boundary == "reflect":
         target = points - step_size * slope(points)
         kernel = _images(points, target, noise, grid) * weights
         return StationaryLaw(points, _stationary(kernel), (0.0, 0.0))
-    if boundary != "project":
-        raise ParameterError(
-            f"`boundary` must be 'project' or 'reflect'; got {boundary!r}."
-        )
     places = np.concatenate([points, [grid.lower, grid.upper]])
     target = places - step_size * slope(places)
     inner = norm.pdf(points, target[:, None], noise) * weights
@@ -338,10 +330,8 @@ def _gauss_nodes(grid: Interval, count: int) -> tuple[FloatArray, FloatArray]:
     return grid.lower + width * points, width * weights
 
 
-def _field(system: MeanField) -> CubicSpline:
-    assert isinstance(system.grid, Interval)
-    rest = equilibrium(system)
-    return CubicSpline(system.grid.centres[:, 0], rest.felt)
+def _field(system: MeanField, grid: Interval) -> CubicSpline:
+    return CubicSpline(grid.centres[:, 0], equilibrium(system).felt)
 
 
 def _images(
@@ -401,12 +391,11 @@ def wall_bias(
     ]
     assert isinstance(grid, Interval)  # stationary_law has refused the others
     points, weights = _gauss_nodes(grid, nodes)
-    level = _field(system)(points)
+    level = _field(system, grid)(points)
     gibbs = weights * np.exp(-beta * (level - level.min()))
     gibbs /= gibbs.sum()
     places = torch.from_numpy(np.concatenate([points, [grid.lower, grid.upper]]))
-    with torch.no_grad():
-        values = observable(places.unsqueeze(-1)).double().numpy()
+    values = evaluate(observable, places.unsqueeze(-1))
     expected = float(gibbs @ values[:-2])
     biases = [
         np.array([np.concatenate([law.masses, law.wall]) @ values for law in row])

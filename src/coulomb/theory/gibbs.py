@@ -207,20 +207,26 @@ def gibbs_sample(
     ladder = _Ladder(system, n_particles, settings, generator)
     for _ in range(settings.warmup):
         ladder.sweep(tune=True)
-    ladder.forget()
-    draws = []
-    for _ in range(settings.draws):
-        ladder.sweep(tune=False)
-        draws.append(ladder.coldest())
-    positions, energies = (torch.stack(d, dim=1) for d in zip(*draws, strict=True))
-    values = energies.numpy()
+    sweeps = [ladder.sweep(tune=False) for _ in range(settings.draws)]
+    positions, energies, accepted, swapped = zip(*sweeps, strict=True)
+    values = torch.stack(energies, dim=1).numpy()
     return GibbsSample(
-        positions,
+        torch.stack(positions, dim=1),
         values,
-        *ladder.acceptances(),
+        np.mean(accepted, axis=0),
+        np.nanmean(swapped, axis=0),
         split_r_hat(values),
         effective_sample_size(values),
     )
+
+
+class _Sweep(NamedTuple):
+    """The coldest configurations after a sweep, and what was accepted in it."""
+
+    positions: Tensor  # (chains, n_particles, dim)
+    energies: Tensor  # (chains,)
+    accepted: FloatArray  # (rungs,): share of moves
+    swapped: FloatArray  # (rungs - 1,): share of exchanges; NaN where none was tried
 
 
 class _Ladder:
@@ -235,29 +241,22 @@ class _Ladder:
     ) -> None:
         self._settings, self._generator = settings, generator
         self._domain, self._count = system.grid.domain, n_particles
-        rungs = settings.rungs
+        rungs, count = settings.rungs, settings.chains * settings.rungs
         shares = torch.logspace(0, math.log10(settings.hottest), rungs).double()
-        beta = system.inverse_temperature
-        self._betas = (beta * shares).repeat(settings.chains)
-        uniform, count = system.grid.uniform(), settings.chains * rungs
-        start = draw_independent(
-            system, uniform, count, n_particles, generator=generator
-        )
+        self._betas = (system.inverse_temperature * shares).repeat(settings.chains)
         self._law = gibbs_law(system, n_particles, self._betas)
-        self._positions = start.positions
+        self._positions = draw_independent(
+            system, system.grid.uniform(), count, n_particles, generator=generator
+        )
         self._now = self._law(self._positions)
         first = settings.step_size * width(system.grid) ** 2 / n_particles
         self._log_steps = torch.full((rungs,), math.log(first), dtype=torch.float64)
         self._turn = 0
-        self.forget()
 
-    def forget(self) -> None:
-        rungs = self._settings.rungs
-        self._moved, self._moves = torch.zeros(rungs, dtype=torch.float64), 0
-        self._swaps = np.zeros((2, max(rungs - 1, 0)))
-
-    def sweep(self, *, tune: bool) -> None:
+    def sweep(self, *, tune: bool) -> _Sweep:
+        """Move every configuration, then exchange neighbours of each ladder."""
         chains, rungs = self._settings.chains, self._settings.rungs
+        shares = []
         for _ in range(self._settings.thin):
             steps = self._log_steps.exp().repeat(chains)
             self._positions, self._now, accepted, _ = metropolis_move(
@@ -268,21 +267,22 @@ class _Ladder:
                 self._domain,
                 generator=self._generator,
             )
-            share = accepted.double().reshape(chains, rungs).mean(dim=0)
-            self._moved += share
-            self._moves += 1
+            shares.append(accepted.double().reshape(chains, rungs).mean(dim=0))
             if tune:
-                self._log_steps += 0.1 * (share - BEST_ACCEPTANCE)
-        self._exchange()
+                self._log_steps += 0.1 * (shares[-1] - BEST_ACCEPTANCE)
+        swapped = self._exchange()
+        cold = slice(None, None, rungs)
+        energies = -self._now.value[cold] / (self._betas[cold] * self._count)
+        moved = torch.stack(shares).mean(dim=0).numpy()
+        return _Sweep(self._positions[cold].clone(), energies, moved, swapped)
 
-    def _exchange(self) -> None:
+    def _exchange(self) -> FloatArray:
+        """Exchange neighbours, even and odd pairs by turns; tell the shares."""
         chains, rungs = self._settings.chains, self._settings.rungs
-        lower = torch.arange(self._turn % 2, rungs - 1, 2)
+        lower = torch.arange(rungs - 1)[self._turn % 2 :: 2]
         self._turn += 1
         shape = (chains, max(lower.numel(), 1))
         uniform = torch.rand(shape, generator=self._generator, dtype=torch.float64)
-        if not lower.numel():
-            return
         # log p / beta is -N H, whatever the rung.
         scaled = (self._now.value / self._betas).reshape(chains, rungs)
         betas = self._betas.reshape(chains, rungs)
@@ -295,21 +295,9 @@ class _Ladder:
         order[:, lower + 1] -= swap.long()
         index = (order + rungs * torch.arange(chains)[:, None]).reshape(-1)
         ratio = self._betas / self._betas[index]
+        value, gradient = (part[index] for part in self._now)
         self._positions = self._positions[index]
-        self._now = LogLaw(
-            self._now.value[index] * ratio,
-            self._now.gradient[index] * ratio[:, None, None],
-        )
-        self._swaps[0, lower.numpy()] += swap.double().mean(dim=0).numpy()
-        self._swaps[1, lower.numpy()] += 1
-
-    def coldest(self) -> tuple[Tensor, Tensor]:
-        """Give positions and energies at the wanted temperature."""
-        cold = slice(None, None, self._settings.rungs)
-        energies = -self._now.value[cold] / (self._betas[cold] * self._count)
-        return self._positions[cold].clone(), energies
-
-    def acceptances(self) -> tuple[FloatArray, FloatArray]:
-        """Give the shares of moves and of exchanges that were accepted."""
-        moves = (self._moved / max(self._moves, 1)).numpy()
-        return moves, self._swaps[0] / np.maximum(self._swaps[1], 1)
+        self._now = LogLaw(value * ratio, gradient * ratio[:, None, None])
+        shares = np.full(rungs - 1, math.nan)
+        shares[lower.numpy()] = swap.double().mean(dim=0).numpy()
+        return shares

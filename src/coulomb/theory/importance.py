@@ -20,7 +20,7 @@ from coulomb._support.errors import ParameterError
 from coulomb.dynamics.metropolis import Law, LogLaw, metropolis_move
 from coulomb.theory.ensembles import (
     BEST_ACCEPTANCE,
-    CellLookup,
+    cell_law,
     draw_independent,
     gibbs_law,
     width,
@@ -63,13 +63,6 @@ class LogEstimate(NamedTuple):
     effective_size: float  # of the weights
 
 
-class Weighted(NamedTuple):
-    """Configurations with log-weights: `mean(exp(w))` estimates the normaliser."""
-
-    positions: Tensor
-    log_weights: FloatArray
-
-
 def log_mean(log_values: FloatArray) -> LogEstimate:
     """Estimate `log E[exp(value)]` from independent draws."""
     top = float(log_values.max())
@@ -91,9 +84,10 @@ def weighted_configurations(
     observable: Function | None = None,
     settings: ImportanceSettings | None = None,
     generator: torch.Generator,
-) -> Weighted:
+) -> tuple[Tensor, FloatArray]:
     """Draw from a product law and weigh for `exp(-beta N H_N + theta sum_k f(w_k))`.
 
+    The mean of `exp(w)` over the log-weights estimates the normaliser.
     With bridges the draws are moved through laws in between (Neal 2001), which keeps
     the weights even.
     """
@@ -102,17 +96,17 @@ def weighted_configurations(
         raise ParameterError(
             "`inverse_temperature` must be finite for particles; got inf."
         )
-    draws = draw_independent(
+    positions = draw_independent(
         system, density, settings.configurations, n_particles, generator=generator
     )
-    start_law = CellLookup(system.grid, np.log(density))
+    start_law = cell_law(system.grid, np.log(density))
     goal_law = gibbs_law(system, n_particles, system.inverse_temperature)
     if tilt and observable is not None:
         goal_law = _tilted(goal_law, tilt, observable)
-    positions, weights = draws.positions, torch.zeros_like(draws.log_density)
+    weights = torch.zeros(settings.configurations, dtype=torch.float64)
     goal, start = goal_law(positions), start_law(positions)
     first = 0.01 * width(system.grid) ** 2 / n_particles
-    step = torch.full((positions.shape[0],), first).double()
+    step = torch.full((settings.configurations,), first).double()
     times = np.linspace(0, 1, settings.bridges + 2)
     for before, after in itertools.pairwise(times):
         weights = weights + (after - before) * (goal.value - start.value)
@@ -127,7 +121,7 @@ def weighted_configurations(
             share = float(accepted.double().mean())
             step = step * math.exp(0.5 * (share - BEST_ACCEPTANCE))
         goal, start = goal_law(positions), start_law(positions)
-    return Weighted(positions, weights.numpy())
+    return positions, weights.numpy()
 
 
 def _tilted(law: Law, tilt: float, observable: Function) -> Law:

@@ -119,15 +119,14 @@ class MeanField:
     @cached_property
     def external(self) -> FloatArray:
         """`V` at the centres of the cells."""
-        points = torch.from_numpy(np.ascontiguousarray(self.grid.points))
-        with torch.no_grad():
-            values = self.objective.potential(Particles(points)).double().numpy()
+        points = torch.from_numpy(self.grid.points)
+        values = evaluate(lambda w: self.objective.potential(Particles(w)), points)
         if not np.isfinite(values).all():
             raise ParameterError(
                 "`potential` must be finite on the grid; got an infinite or undefined "
                 "value."
             )
-        return np.array(values, dtype=np.float64)
+        return values
 
     @cached_property
     def pairs(self) -> AbstractGridSum:
@@ -236,6 +235,12 @@ class MeanField:
         if self.strength:
             other.__dict__["pairs"] = self.pairs
         return other
+
+
+def evaluate(function: Function, points: Tensor) -> FloatArray:
+    """Evaluate a function of positions, without its gradient."""
+    with torch.no_grad():
+        return np.array(function(points).numpy(), dtype=np.float64)
 
 
 def safe_log(density: FloatArray) -> FloatArray:
