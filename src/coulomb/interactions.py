@@ -217,7 +217,6 @@ class AbstractPairSum(ABC):
 
     random: ClassVar[bool] = False
 
-    @abstractmethod
     def __call__(
         self,
         interaction: AbstractInteraction,
@@ -241,6 +240,23 @@ class AbstractPairSum(ABC):
         PairField
             Potential and gradient. A single particle feels nothing.
         """
+        if positions.ndim == 2:
+            return self._sum(interaction, positions, generator)
+        flat = positions.reshape(-1, *positions.shape[-2:])
+        fields = [self._sum(interaction, group, generator) for group in flat]
+        potential, gradient = map(torch.stack, zip(*fields, strict=True))
+        return PairField(
+            potential.reshape(positions.shape[:-1]), gradient.reshape(positions.shape)
+        )
+
+    @abstractmethod
+    def _sum(
+        self,
+        interaction: AbstractInteraction,
+        positions: Tensor,
+        generator: torch.Generator | None,
+    ) -> PairField:
+        """Sum over one group, positions `(n, dim)`."""
 
 
 pair_sums: Registry[AbstractPairSum] = Registry("pair_sum")
@@ -269,17 +285,13 @@ class ExactSum(AbstractPairSum):
     def __post_init__(self) -> None:
         check_count("tile", self.tile)
 
-    def __call__(
+    def _sum(
         self,
         interaction: AbstractInteraction,
         positions: Tensor,
-        *,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | None,
     ) -> PairField:
-        if positions.ndim > 2:
-            return _per_group(self, interaction, positions, generator)
-        if _compiled_pays(interaction, positions):
-            assert isinstance(interaction, Riesz)
+        if isinstance(interaction, Riesz) and _compiled_pays(positions):
             potential, gradient = riesz_sums(
                 positions.detach().contiguous().numpy(),
                 s=interaction.s,
@@ -310,15 +322,12 @@ class RandomBatchSum(AbstractPairSum):
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size)
 
-    def __call__(
+    def _sum(
         self,
         interaction: AbstractInteraction,
         positions: Tensor,
-        *,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | None,
     ) -> PairField:
-        if positions.ndim > 2:
-            return _per_group(self, interaction, positions, generator)
         return _grouped_sum(interaction, positions, self.batch_size, generator)
 
 
@@ -348,15 +357,12 @@ class FarFieldSum(AbstractPairSum):
     def __post_init__(self) -> None:
         check_count("batch_size", self.batch_size, at_least=0)
 
-    def __call__(
+    def _sum(
         self,
         interaction: AbstractInteraction,
         positions: Tensor,
-        *,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | None,
     ) -> PairField:
-        if positions.ndim > 2:
-            return _per_group(self, interaction, positions, generator)
         if bool((positions == positions[:1]).all()):  # one place: there is no far field
             return ExactSum()(interaction, positions)
         expansion = _expand(interaction, positions)
@@ -404,29 +410,13 @@ def pair_energy(
     return 0.5 * field.potential.mean(dim=-1)
 
 
-def _per_group(
-    pair_sum: AbstractPairSum,
-    interaction: AbstractInteraction,
-    positions: Tensor,
-    generator: torch.Generator | None,
-) -> PairField:
-    flat = positions.reshape(-1, *positions.shape[-2:])
-    fields = [pair_sum(interaction, group, generator=generator) for group in flat]
-    potential = torch.stack([field.potential for field in fields])
-    gradient = torch.stack([field.gradient for field in fields])
-    return PairField(
-        potential.reshape(positions.shape[:-1]), gradient.reshape(positions.shape)
-    )
-
-
 # Above this many dimensions matrix products beat explicit differences.
 _EXPLICIT_DIMENSIONS = 32
 
 
-def _compiled_pays(interaction: AbstractInteraction, positions: Tensor) -> bool:
+def _compiled_pays(positions: Tensor) -> bool:
     return (
-        isinstance(interaction, Riesz)
-        and positions.shape[-1] <= _EXPLICIT_DIMENSIONS
+        positions.shape[-1] <= _EXPLICIT_DIMENSIONS
         and positions.device.type == "cpu"
         and positions.dtype in (torch.float32, torch.float64)
         and kernels.available()
@@ -469,16 +459,15 @@ def _add_tile(
     near = square <= torch.finfo(square.dtype).eps ** 0.25 * size
     # Mostly a particle is near to itself alone, which spares passes over the tile.
     apart = rows == columns and int(near.sum()) == len(left)
-    if apart:
-        distance = square.fill_diagonal_(1.0).sqrt_()
-    else:
-        distance = square.masked_fill_(near, 1.0).sqrt_()
-    values, slopes = interaction.radial(distance), interaction.slope(distance)
-    for part in (values, slopes):
+
+    def fill(part: Tensor, value: float) -> Tensor:
         if apart:
-            part.fill_diagonal_(0.0)
-        else:
-            part.masked_fill_(near, 0.0)
+            return part.fill_diagonal_(value)
+        return part.masked_fill_(near, value)
+
+    distance = fill(square, 1.0).sqrt_()
+    values = fill(interaction.radial(distance), 0.0)
+    slopes = fill(interaction.slope(distance), 0.0)
     potential[rows] += values.sum(dim=1)
     gradient[rows] += slopes.sum(dim=1, keepdim=True) * left - slopes @ right
     if apart:
