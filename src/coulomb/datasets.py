@@ -5,15 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, ndtr
+from sklearn.model_selection import train_test_split
 
 from coulomb._support.checks import check_count, check_real
 from coulomb._support.errors import ParameterError
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-
-_TEST_SHARE = 0.3
-_SPLIT_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ def make_synthetic(
     labels = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(trial,)))
     noisy = expit(logits + noise * labels.normal(size=n))
     y = np.where(labels.uniform(size=n) < noisy, 1, -1)
-    train, test = _split(n)
+    train, test = train_test_split(np.arange(n), test_size=0.3, random_state=0)
     return SyntheticProblem(X, y, positive_probability(logits, noise), train, test)
 
 
@@ -218,10 +216,3 @@ def bayes_accuracy(probability: ArrayLike) -> float:
     """
     chance = np.asarray(probability, dtype=np.float64)
     return float(np.maximum(chance, 1.0 - chance).mean())
-
-
-def _split(n: int) -> tuple[Integers, Integers]:
-    # The rows of scikit-learn's train_test_split(test_size=0.3, random_state=0).
-    order = np.random.RandomState(_SPLIT_SEED).permutation(n)
-    n_test = int(np.ceil(_TEST_SHARE * n))
-    return order[n_test:], order[:n_test]
