@@ -20,11 +20,7 @@ from coulomb.interactions import (
     PairField,
     Riesz,
 )
-from coulomb.objectives import (
-    AbstractObjective,
-    AbstractOneBody,
-    AbstractSampled,
-)
+from coulomb.objectives import AbstractObjective, AbstractOneBody, AbstractSampled
 
 
 class EnergyTerms(NamedTuple):

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from coulomb._support.checks import Registry, check_count, check_real
-from coulomb._support.errors import ParameterError
 
 
 class AbstractLaw(ABC):
@@ -281,12 +280,7 @@ class UniformBox(AbstractLaw):
 
     def __post_init__(self) -> None:
         check_real("lower", self.lower)
-        check_real("upper", self.upper)
-        if not self.lower < self.upper:
-            raise ParameterError(
-                f"`upper` must be greater than `lower`; got {self.upper!r} and "
-                f"{self.lower!r}. Swap them?"
-            )
+        check_real("upper", self.upper, above=self.lower)
 
     def _draw(self, n: int, dim: int, generator: torch.Generator) -> Tensor:
         unit = torch.rand(n, dim, generator=generator, dtype=torch.float64)
