@@ -186,11 +186,16 @@ class Box(AbstractDomain):
                 f"{self.lower!r}. Swap them?"
             )
 
+    @property
+    def bounded(self) -> bool:
+        """Whether both sides are finite."""
+        return math.isfinite(self.lower) and math.isfinite(self.upper)
+
     def project(self, points: Tensor) -> Tensor:
         return points.clamp(self.lower, self.upper)
 
     def reflect(self, points: Tensor) -> Tensor:
-        if math.isinf(self.lower) or math.isinf(self.upper):
+        if not self.bounded:
             once = torch.where(points < self.lower, 2 * self.lower - points, points)
             once = torch.where(once > self.upper, 2 * self.upper - once, once)
             return self.project(once)

@@ -224,6 +224,13 @@ class AbstractGradientSampler(AbstractSampler):
     clip: float
     batch_size: int | None
 
+    def __post_init__(self) -> None:
+        check_real("step_size", self.step_size, above=0)
+        check_real("clip", self.clip, above=0, infinite=True)
+        as_schedule(self.inverse_temperature)
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size, at_least=2)
+
     @abstractmethod
     def move(
         self, state: State, gradient: Tensor, *, generator: torch.Generator
@@ -302,12 +309,8 @@ class ProjectedLangevin(AbstractGradientSampler):
     compiled: bool = True
 
     def __post_init__(self) -> None:
-        check_real("step_size", self.step_size, above=0)
-        check_real("clip", self.clip, above=0, infinite=True)
-        as_schedule(self.inverse_temperature)
+        super().__post_init__()
         check_boundary(self.boundary)
-        if self.batch_size is not None:
-            check_count("batch_size", self.batch_size, at_least=2)
 
     def move(
         self, state: State, gradient: Tensor, *, generator: torch.Generator
@@ -329,9 +332,7 @@ class ProjectedLangevin(AbstractGradientSampler):
             if self.boundary == "project"
             else self.domain.reflect(target)
         )
-        info = _step_info(drift, noise, moved - positions)
-        particles = state.particles._replace(positions=moved)
-        return State(particles, state.step + 1), info
+        return _arrive(state, moved, drift, noise)
 
     def advance(
         self,
@@ -485,14 +486,10 @@ class AdamLangevin(AbstractGradientSampler):
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        check_real("step_size", self.step_size, above=0)
-        check_real("clip", self.clip, above=0, infinite=True)
+        super().__post_init__()
         check_real("floor", self.floor, above=0)
-        as_schedule(self.inverse_temperature)
         for value in self.decay:
             check_real("decay", value, at_least=0, below=1)
-        if self.batch_size is not None:
-            check_count("batch_size", self.batch_size, at_least=2)
 
     def init(self, particles: Particles) -> State:
         zero = torch.zeros_like(particles.positions)
@@ -501,25 +498,18 @@ class AdamLangevin(AbstractGradientSampler):
     def move(
         self, state: State, gradient: Tensor, *, generator: torch.Generator
     ) -> tuple[State, Info]:
-        positions = state.particles.positions
-        mean, square = self._moments(state, clip_per_particle(gradient, self.clip))
-        first, second = (1 - b ** (state.step + 1) for b in self.decay)
-        scale = (square / second).sqrt() + self.floor
-        drift = -self.step_size * (mean / first) / scale
+        positions, one, two = state.particles.positions, *self.decay
+        force, made = clip_per_particle(gradient, self.clip), state.step + 1
+        mean = one * state.memory["mean"] + (1 - one) * force
+        square = two * state.memory["square"] + (1 - two) * force.square()
+        scale = (square / (1 - two**made)).sqrt() + self.floor
+        drift = -self.step_size * (mean / (1 - one**made)) / scale
         beta = as_schedule(self.inverse_temperature)(state.step)
         noise = _standard_normal(positions, generator)
         noise = math.sqrt(2 * self.step_size / beta) * noise / scale.sqrt()
         moved = self.domain.project(positions + drift + noise)
-        info = _step_info(drift, noise, moved - positions)
-        particles = state.particles._replace(positions=moved)
         memory = {"mean": mean, "square": square}
-        return State(particles, state.step + 1, memory), info
-
-    def _moments(self, state: State, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        one, two = self.decay
-        mean = one * state.memory["mean"] + (1 - one) * gradient
-        square = two * state.memory["square"] + (1 - two) * gradient.square()
-        return mean, square
+        return _arrive(state, moved, drift, noise, memory)
 
 
 def clip_per_particle(gradient: Tensor, clip: float) -> Tensor:
@@ -546,7 +536,7 @@ def clip_per_particle(gradient: Tensor, clip: float) -> Tensor:
     return gradient if math.isinf(clip) else gradient * clip_factors(gradient, clip)
 
 
-def clip_factors(gradient: Tensor, clip: float) -> Tensor:
+def clip_factors(gradient: Tensor, clip: float | Tensor) -> Tensor:
     """Say how much of each gradient `clip_per_particle` leaves.
 
     Parameters
@@ -554,7 +544,7 @@ def clip_factors(gradient: Tensor, clip: float) -> Tensor:
     gradient
         Shape `(..., dim)`.
     clip
-        The largest norm, finite or not.
+        The largest norm, finite or not; a tensor for one per configuration.
 
     Returns
     -------
@@ -565,13 +555,22 @@ def clip_factors(gradient: Tensor, clip: float) -> Tensor:
     return torch.where(norm > clip, clip / norm, torch.ones_like(norm))
 
 
-def _step_info(drift: Tensor, noise: Tensor, displacement: Tensor) -> Info:
-    return Info(
+def _arrive(
+    before: State,
+    moved: Tensor,
+    drift: Tensor,
+    noise: Tensor,
+    memory: Mapping[str, Tensor] | None = None,
+) -> tuple[State, Info]:
+    """Give the state where a step has led, and an account of the step."""
+    info = Info(
         mean_square(drift),
         mean_square(noise),
-        mean_square(displacement),
+        mean_square(moved - before.particles.positions),
         drift_vectors=drift,
     )
+    particles = before.particles._replace(positions=moved)
+    return State(particles, before.step + 1, memory or {}), info
 
 
 def _batched(

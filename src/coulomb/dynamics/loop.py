@@ -384,17 +384,14 @@ def _refuse_divergence(run: Run) -> None:
         )
 
 
+@torch.no_grad()
 def _record(
     run: Run, energy: Hamiltonian, settings: RunSettings, info: Info | None
 ) -> dict[str, Any]:
-    with torch.no_grad():
-        # Random pair sums are drawn from a copy: looking must not change the run.
-        watcher = torch.Generator().manual_seed(run.state.step)
-        terms = info.terms if info else None
-        terms = terms or energy.terms(run.particles, generator=watcher)
-        held_out = None
-        if settings.held_out is not None:
-            held_out = -_number(settings.held_out.energy(run.particles))
+    # Random pair sums are drawn from a copy: looking must not change the run.
+    watcher = torch.Generator().manual_seed(run.state.step)
+    terms = info.terms if info else None
+    terms = terms or energy.terms(run.particles, generator=watcher)
     record: dict[str, Any] = {
         "step": run.state.step,
         "energy": _number(terms.total),
@@ -407,8 +404,8 @@ def _record(
         record["drift"] = math.sqrt(info.drift)
         record["noise"] = math.sqrt(info.noise)
         record["accepted"] = info.accepted
-    if held_out is not None:
-        record["held_out"] = held_out
+    if settings.held_out is not None:
+        record["held_out"] = -_number(settings.held_out.energy(run.particles))
     return record
 
 
@@ -498,8 +495,13 @@ def load_run(path: str | Path) -> Run:
         generator.set_state(tensors["generator"])
         particles = Particles(tensors["positions"], tensors.get("phases"))
         reason = StopReason[about["reason"]] if about["reason"] else None
+        memory = {
+            name.removeprefix("memory_"): tensor
+            for name, tensor in tensors.items()
+            if name.startswith("memory_")
+        }
         return Run(
-            State(particles, int(about["step"]), _memory(tensors)),
+            State(particles, int(about["step"]), memory),
             generator,
             list(about["history"]),
             [tensors[name] for name in ("window_0", "window_1") if name in tensors],
@@ -509,8 +511,3 @@ def load_run(path: str | Path) -> Run:
         )
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise FileFormatError(f"{path} is a damaged run: {error}.") from error
-
-
-def _memory(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    kept = (name for name in tensors if name.startswith("memory_"))
-    return {name.removeprefix("memory_"): tensors[name] for name in kept}

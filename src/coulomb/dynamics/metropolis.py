@@ -22,6 +22,7 @@ from coulomb.dynamics.langevin import (
     Info,
     State,
     as_schedule,
+    clip_factors,
     mean_square,
     samplers,
 )
@@ -90,7 +91,7 @@ def metropolis_move(
     Move
         Positions, the law there, which proposals were accepted, and their noise.
     """
-    box = domain if reflect and isinstance(domain, Box) and _bounded(domain) else None
+    box = domain if reflect and isinstance(domain, Box) and domain.bounded else None
     if box is not None:
         # Up to here the images left out are below rounding, so the move is exact.
         step_size = step_size.clamp_max((box.upper - box.lower) ** 2 / 40)
@@ -120,14 +121,11 @@ def metropolis_move(
     return Move(torch.where(chosen, proposal, positions), now, accept, noise)
 
 
-def _bounded(box: Box) -> bool:
-    return math.isfinite(box.lower) and math.isfinite(box.upper)
-
-
 def _limited(gradient: Tensor, limit: Tensor) -> Tensor:
-    norm = gradient.norm(dim=-1, keepdim=True)
-    gradient = torch.where(norm.isfinite(), gradient, torch.zeros_like(gradient))
-    return gradient * torch.where(norm > limit, limit / norm, torch.ones_like(norm))
+    """Clip per particle; a force that is not finite has no direction."""
+    finite = gradient.norm(dim=-1, keepdim=True).isfinite()
+    gradient = torch.where(finite, gradient, torch.zeros_like(gradient))
+    return gradient * clip_factors(gradient, limit)
 
 
 def _log_density(places: Tensor, means: Tensor, h: Tensor, box: Box | None) -> Tensor:
