@@ -8,7 +8,7 @@ import enum
 import json
 import math
 import os
-import tempfile
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,9 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(
-        dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix
-    )
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{path.suffix}")
     try:
         write(temporary)
-        _make_readable(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -81,8 +76,7 @@ def write_archive(
 ) -> None:
     """Write torch tensors or numpy arrays beside JSON facts, whole or not at all."""
     metadata = {"coulomb": json.dumps(dict(facts))}
-    data = _serialise(tensors, metadata)
-    write_bytes(Path(path), data)
+    write_bytes(Path(path), _serialise(tensors, metadata))
 
 
 def _serialise(tensors: Mapping[str, Any], metadata: dict[str, str]) -> bytes:
@@ -134,10 +128,3 @@ def read_archive(
     ):
         raise FileFormatError(f"{path} {complaint}: its format is not {form!r}.")
     return tensors, facts
-
-
-def _make_readable(path: Path) -> None:
-    # mkstemp makes files only their owner can read; give them the usual rights.
-    mask = os.umask(0)
-    os.umask(mask)
-    path.chmod(0o666 & ~mask)

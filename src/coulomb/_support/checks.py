@@ -109,8 +109,7 @@ class Registry(Generic[Member]):
 
     def build(self, name: str, /, **settings: Any) -> Member:
         """Build the member called `name`."""
-        if name not in self._factories:
-            raise unknown_name(self._argument, name, self._factories)
+        check_member(self._argument, name, self._factories)
         return self._factories[name](**settings)
 
     def __iter__(self) -> Iterator[str]:
