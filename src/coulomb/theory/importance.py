@@ -18,6 +18,7 @@ from torch import Tensor
 from coulomb._support.checks import check_count
 from coulomb._support.errors import ParameterError
 from coulomb.dynamics.metropolis import Law, LogLaw, metropolis_move
+from coulomb.features import Particles
 from coulomb.theory.ensembles import (
     BEST_ACCEPTANCE,
     cell_law,
@@ -26,7 +27,7 @@ from coulomb.theory.ensembles import (
     width,
 )
 from coulomb.theory.grids import FloatArray
-from coulomb.theory.system import Function, MeanField
+from coulomb.theory.system import Function, MeanField, Potential
 
 
 @dataclass(frozen=True)
@@ -126,15 +127,13 @@ def weighted_configurations(
 
 def _tilted(law: Law, tilt: float, observable: Function) -> Law:
     """Multiply a law by `exp(tilt sum_k f(w_k))`."""
+    objective = Potential(observable)
 
     def tilted(positions: Tensor) -> LogLaw:
         value, gradient = law(positions)
-        with torch.enable_grad():
-            places = positions.detach().requires_grad_(True)
-            seen = observable(places)
-            (slope,) = torch.autograd.grad(seen.sum(), places)
-        value = value + tilt * seen.detach().sum(dim=-1)
-        return LogLaw(value, gradient + tilt * slope)
+        seen = objective.field(Particles(positions))
+        value = value + tilt * seen.potential.sum(dim=-1)
+        return LogLaw(value, gradient + tilt * seen.gradient)
 
     return tilted
 
