@@ -1,12 +1,13 @@
 """Swapping the attention of a model that exists, with its weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from coulomb._support.errors import ParameterError, unknown_name
+from coulomb._support.checks import check_member
+from coulomb._support.errors import ParameterError
 from coulomb.attention.layers.base import Seed, as_generator, options_of
 from coulomb.attention.layers.kernel import KernelAttention
 from coulomb.attention.ops.checks import must_be_traceable
@@ -75,8 +76,7 @@ def replace_attention(
       ...
     """
     for name in settings:
-        if name not in _SETTINGS:
-            raise unknown_name("settings", name, _SETTINGS)
+        check_member("settings", name, _SETTINGS)
     found = {name: m for name, m in model.named_modules() if _is_attention(m)}
     if "" in found:
         raise ParameterError(
@@ -92,13 +92,17 @@ def replace_attention(
         )
     options = {"generator": as_generator(generator), **settings}
     # Everything is built before anything is swapped: a refusal changes nothing.
-    swaps = [(name, _swapped(found[name], options)) for name in chosen]
-    for name, layer in swaps:
+    swap_layers(model, {name: _swapped(found[name], options) for name in chosen})
+    return chosen
+
+
+def swap_layers(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
+    """Put layers in the places of a model that they are named by."""
+    for name, layer in layers.items():
         model.set_submodule(name, layer)
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # it was decided for another layer
-    return chosen
 
 
 def _is_attention(module: nn.Module) -> bool:
