@@ -7,7 +7,7 @@ gradients of gradients there are none.
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,16 +17,16 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from coulomb.attention.encoder.encoder import (
+    BRANCH,
+    INNER,
+    OUTER,
     AttentionFactory,
     EncoderSettings,
     KernelEncoder,
 )
 from coulomb.attention.encoder.layout import Layout, TokenBatch
 from coulomb.attention.encoder.packed import (
-    BRANCH,
     EMBEDDING,
-    INNER,
-    OUTER,
     AbstractForm,
     Dropout,
     packed_logits,
@@ -42,9 +42,6 @@ from coulomb.kernels import encoder_rows as loops
 from coulomb.kernels import packed_attention as cores
 from coulomb.kernels import particles as particle_system
 
-if TYPE_CHECKING:
-    from coulomb.attention.encoder.layout import Layout
-
 
 class CompiledForm(AbstractForm):
     """The encoder on packed tokens in compiled loops: the fast twin of `TorchForm`."""
@@ -56,7 +53,7 @@ class CompiledForm(AbstractForm):
         places, norm = model.position_embedding, model.embedding_norm
         rows = None if places is None else places.weight
         tables = model.token_embedding.weight, rows, norm.weight, norm.bias
-        dropout = self.dropout(0).at(EMBEDDING, model.dropout.p)
+        dropout = self.dropout(0).at(model.dropout.p, EMBEDDING)
         inputs = self.token_ids.contiguous(), self.layout, norm.eps, dropout
         return apply(Embed, *tables, *inputs)
 
@@ -69,12 +66,12 @@ class CompiledForm(AbstractForm):
         ) -> Tensor:
             affine = (None, None) if pre else (norm.weight, norm.bias)
             matrix = x, residual, linear.weight, linear.bias
-            return apply(AddNorm, *matrix, *affine, norm.eps, dropout.at(at, rate))
+            return apply(AddNorm, *matrix, *affine, norm.eps, dropout.at(rate, at))
 
         assert isinstance(layer.attention, AbstractAttention)
         x = add(out, x, layer.attention.out_proj, layer.attention_norm, BRANCH)
         inside = layer.ffn_norm(x) if pre else x
-        drop = dropout.at(INNER, rate)
+        drop = dropout.at(rate, INNER)
         inner, same = apply(Gelu, inside, widen.weight, widen.bias, drop)
         return add(inner, x if pre else same, layer.narrow, layer.ffn_norm, OUTER)
 
@@ -295,7 +292,7 @@ def _tracked(*tensors: Tensor | None) -> bool:
 
 
 def attend_features(
-    layer: AbstractFeatureAttention, x: Tensor, layout: "Layout"
+    layer: AbstractFeatureAttention, x: Tensor, layout: Layout
 ) -> Tensor | None:
     """Attend by features inside packed sequences, or give None where loops cannot."""
     particles, feature_map = layer.kernel()
@@ -314,7 +311,7 @@ def attend_features(
 
 
 def attend_softmax(
-    layer: AbstractAttention, x: Tensor, layout: "Layout"
+    layer: AbstractAttention, x: Tensor, layout: Layout
 ) -> Tensor | None:
     """Attend by softmax inside packed sequences, or give None where loops cannot."""
     long = layout.effective_length > _LONGEST
@@ -324,7 +321,7 @@ def attend_softmax(
     return apply(SoftmaxCore, joint, layer.num_heads, layout, _tracked(joint))
 
 
-def attend_mixtures(layer: Linformer, x: Tensor, layout: "Layout") -> Tensor | None:
+def attend_mixtures(layer: Linformer, x: Tensor, layout: Layout) -> Tensor | None:
     """Attend to mixtures inside packed sequences, or give None where loops cannot."""
     long = layout.longest > layer.max_length
     joint = None if long else _project_joint(layer, x)
@@ -420,7 +417,7 @@ def _features_forward(
     sides: list[_Side],
     phases: Tensor | None,
     loop_map: LoopMap,
-    layout: "Layout",
+    layout: Layout,
 ) -> _Features:
     """Evaluate features of the columns of x that hold queries and keys."""
     q = _project(x, sides[0])
@@ -498,7 +495,7 @@ class KernelCore(torch.autograd.Function):
         keys: Tensor | None,
         phases: Tensor | None,
         loop_map: LoopMap,
-        layout: "Layout",
+        layout: Layout,
         keep: bool,
     ) -> Tensor:
         """Attend."""
@@ -563,7 +560,7 @@ class SoftmaxCore(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, joint: Tensor, heads: int, layout: "Layout", keep: bool
+        ctx: Any, joint: Tensor, heads: int, layout: Layout, keep: bool
     ) -> Tensor:
         """Attend."""
         matrices = joint.new_empty(heads * int(layout.offsets[-1]) if keep else 0)
@@ -595,7 +592,7 @@ class MixtureCore(torch.autograd.Function):
         keys: Tensor,
         values: Tensor,
         heads: int,
-        layout: "Layout",
+        layout: Layout,
     ) -> Tensor:
         """Attend."""
         tokens, width, rank = len(joint), joint.shape[1] // 3, len(keys)

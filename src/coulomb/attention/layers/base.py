@@ -459,7 +459,7 @@ class AbstractAttention(nn.Module, ABC):
             What the heads give, side by side, `(tokens, embed_dim)`.
         """
         states, layout, dropout, _ = tokens
-        dropped = dropout.of_heads(self.dropout)
+        dropped = dropout.at(self.dropout)
         out = self.attend_compiled(tokens) if dropped is None else None
         if out is not None:
             return out
