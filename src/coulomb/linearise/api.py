@@ -188,9 +188,6 @@ def linearise(
     tokenizer: Tokenizer,
     texts: Sequence[str],
     *,
-    feature_map: str = DEFAULT_MAP,
-    n_features: int = 64,
-    objective: str = "kl",
     keep_exact: KeepExact = (),
     seed: int = 0,
     settings: LineariseSettings | None = None,
@@ -215,21 +212,20 @@ def linearise(
         keyword arguments of the model.
     texts
         Unlabelled texts like those the model will read, some hundred.
-    feature_map, n_features, objective
-        As in `LineariseSettings`.
     keep_exact
         Layers, or pairs of a layer and a head, that keep softmax and its cost; or how
         many heads to keep, those that are learned worst.
     seed
         Of everything that is drawn.
     settings
-        More settings; the arguments here are put in.
+        How to learn; None for the defaults.
     measure
         Whether to time both encoders for the summary.
     progress
         Show a bar; None shows it on a terminal.
     **options
-        Fields of `LineariseSettings`.
+        Settings by name, such as `feature_map`, `n_features` or `objective`; see
+        `LineariseSettings`.
 
     Returns
     -------
@@ -250,8 +246,10 @@ def linearise(
     >>> fast.linearise_summary.n_texts
     8
     """
-    given = {"feature_map": feature_map, "n_features": n_features}
-    chosen = _settings(settings, given | {"objective": objective}, options)
+    known = [setting.name for setting in fields(LineariseSettings)]
+    for name in options:
+        check_member("options", name, known)
+    chosen = replace(settings or LineariseSettings(), **options)
     check_count("seed", seed, at_least=0)
     teacher = as_teacher(model)
     source = make_generator(seed, 0)
@@ -301,19 +299,6 @@ def linearise(
     fast: Any = student.model
     fast.linearise_summary = report
     return fast
-
-
-def _settings(
-    settings: LineariseSettings | None, given: dict[str, Any], options: dict[str, Any]
-) -> LineariseSettings:
-    known = [f.name for f in fields(LineariseSettings)]
-    for name in options:
-        check_member("options", name, known)
-    if settings is None:
-        return LineariseSettings(**given, **options)
-    usual = LineariseSettings()
-    changed = {n: v for n, v in given.items() if v != getattr(usual, n)}
-    return replace(settings, **changed, **options)
 
 
 def _exact_heads(
