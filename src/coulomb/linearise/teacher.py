@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from coulomb._support.errors import ParameterError, ParameterTypeError
 from coulomb.attention import AbstractAttention
+from coulomb.attention.layers.replace import real_tokens
 from coulomb.linearise.heads import softmax_rows
 
 if TYPE_CHECKING:
@@ -274,22 +275,6 @@ def _tokens_received(
     if mask is None:
         mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
     return x, mask.expand(x.shape[:2])
-
-
-def real_tokens(mask: Tensor) -> Tensor:
-    """Read the padding out of a mask of transformers.
-
-    Examples
-    --------
-    >>> real_tokens(torch.tensor([[[[0.0, -3e38]]]]))
-    tensor([[ True, False]])
-    """
-    if mask.dim() == 2:
-        return mask.bool()
-    keys = mask[:, 0, -1]
-    if keys.is_floating_point():
-        return keys > torch.finfo(keys.dtype).min / 4
-    return keys.bool()
 
 
 @contextmanager

@@ -220,19 +220,35 @@ class TransformersAttention(nn.Module):
 def _padding(mask: Tensor | None, *, causal: bool) -> Tensor | None:
     if mask is None:
         return None
-    if mask.dim() == 2:
-        return ~mask.bool()
-    seen = mask
-    if mask.is_floating_point():
-        seen = mask > torch.finfo(mask.dtype).min / 2
-    keys = seen[:, :1, -1:]  # (batch, 1, 1, length): the last query sees every token
-    if mask.stride(2) and mask.shape[2] > 1 and not must_be_traceable(mask):
+    real = real_tokens(mask)
+    repeated = mask.dim() == 2 or mask.stride(2) == 0 or mask.shape[2] == 1
+    if not repeated and not must_be_traceable(mask):
+        seen = _seen(mask)
         rows = torch.ones_like(seen[0, 0])
-        expected = keys & rows.tril() if causal else keys & rows
+        expected = real[:, None, None] & (rows.tril() if causal else rows)
         if not torch.equal(seen, expected.expand_as(seen)):
             raise ParameterError(
                 "`attention_mask` must hide the same tokens from all queries, or the "
                 f"future; got another of shape {tuple(mask.shape)}, which linear "
                 "attention cannot express."
             )
-    return ~keys[:, 0, 0]
+    return ~real
+
+
+def _seen(mask: Tensor) -> Tensor:
+    if mask.is_floating_point():
+        return mask > torch.finfo(mask.dtype).min / 4
+    return mask.bool()
+
+
+def real_tokens(mask: Tensor) -> Tensor:
+    """Read the padding out of a mask of transformers.
+
+    Examples
+    --------
+    >>> real_tokens(torch.tensor([[[[0.0, -3e38]]]]))
+    tensor([[ True, False]])
+    """
+    if mask.dim() == 2:
+        return mask.bool()
+    return _seen(mask[:, 0, -1])  # the last query sees every token
