@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -304,21 +305,15 @@ class ParticleLayers:
 
     def read(self, model: nn.Module) -> Tensor:
         """Copy the particles out of the model, in at least float32."""
-        parts = [self._of(model, name).detach() for name in self.names]
+        parts = [attrgetter(key)(model).detach() for key in self.keys]
         positions = torch.stack(parts)
         return positions.to(torch.promote_types(positions.dtype, torch.float32))
 
     def write(self, model: nn.Module, positions: Tensor) -> None:
         """Copy particles into the model."""
         with torch.no_grad():
-            for name, part in zip(self.names, positions, strict=True):
-                self._of(model, name).copy_(part)
-
-    @staticmethod
-    def _of(model: nn.Module, name: str) -> Tensor:
-        particles = model.get_submodule(name).particles
-        assert isinstance(particles, Tensor)
-        return particles
+            for key, part in zip(self.keys, positions, strict=True):
+                attrgetter(key)(model).copy_(part)
 
 
 def _particle_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -532,9 +532,8 @@ class CrossEntropy:
                 loss = functional.cross_entropy(
                     logits.flatten(0, -2), batch.labels.flatten(), ignore_index=IGNORED
                 )
-                grads = torch.autograd.grad(loss, moving, allow_unused=True)
-                for parameter, grad in zip(moving, grads, strict=True):
-                    parameter.grad = grad
+                optimiser.zero_grad()
+                loss.backward(inputs=moving)
                 optimiser.step()
                 losses.append(float(loss.detach()))
             optimiser.zero_grad()

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +25,9 @@ _N_PARTS = 2  # texts of a pair
 BRANCH, INNER, OUTER = range(2, 5)
 
 Weights = Callable[[Tensor, Tensor], Tensor]
+# Builds the attention of one layer, which is called like torch.nn.MultiheadAttention:
+# `factory(embed_dim, num_heads, batch_first=True, generator=...)`.
+AttentionFactory = Callable[..., nn.Module]
 
 _CHOICES = {
     "positions": ("learned", "parts", "none"),
@@ -115,20 +117,6 @@ class EncoderSettings:
             )
 
 
-class AttentionFactory(Protocol):
-    """What builds the attention of one layer: `KernelAttention`, or a partial of it."""
-
-    def __call__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        batch_first: bool,
-        generator: torch.Generator,
-    ) -> nn.Module:
-        """Build a layer that is called like `torch.nn.MultiheadAttention`."""
-
-
 class EncoderLayer(nn.Module):
     """Attention and a feed-forward network, each added to its input.
 
@@ -146,13 +134,11 @@ class EncoderLayer(nn.Module):
         width, inner = settings.width, settings.ffn_width
         self.attention = attention
         self.attention_norm = nn.LayerNorm(width)
-        self.widen = empty_linear(width, inner)
-        self.narrow = empty_linear(inner, width)
+        self.widen = reset_linear(empty_linear(width, inner), generator=generator)
+        self.narrow = reset_linear(empty_linear(inner, width), generator=generator)
         self.ffn_norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(settings.dropout)
         self.pre_norm = settings.norm == "pre"
-        for linear in (self.widen, self.narrow):
-            reset_linear(linear, generator=generator)
 
     def attention_input(self, x: Tensor) -> Tensor:
         """Give what attention sees of the states."""
@@ -235,8 +221,8 @@ class KernelEncoder(nn.Module):
         )
         last = settings.norm == "pre"
         self.final_norm = nn.LayerNorm(width) if last else nn.Identity()
-        self.head = empty_linear(width, settings.n_classes)
-        reset_linear(self.head, generator=source)
+        head = empty_linear(width, settings.n_classes)
+        self.head = reset_linear(head, generator=source)
         given = isinstance(settings.pooling, tuple)
         weights = torch.tensor(settings.pooling) if given else None
         self.register_buffer("pooling_weights", weights)

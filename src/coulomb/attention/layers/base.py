@@ -13,16 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coulomb._support.checks import Registry, check_count, check_real
-from coulomb._support.errors import ParameterError, ParameterTypeError, unknown_name
+from coulomb._support.checks import Registry, check_count, check_member, check_real
+from coulomb._support.errors import ParameterError, ParameterTypeError
 from coulomb._support.streams import make_generator
 from coulomb.attention.ops.checks import must_be_traceable
 
 if TYPE_CHECKING:
     from coulomb.attention.encoder.layout import Layout
     from coulomb.attention.encoder.packed import Dropout, LayerDropout
-
-QKV = ("learned", "shared")
 
 Seed = torch.Generator | int | None
 
@@ -55,25 +53,19 @@ def draw_uniform(
         parameter.copy_(drawn.uniform_(-bound, bound, generator=generator))
 
 
-def empty_linear(
-    n_in: int,
-    n_out: int,
-    *,
-    bias: bool = True,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> nn.Linear:
-    """Make a linear layer without drawing it."""
-    linear = nn.Linear(n_in, n_out, bias=bias, device="meta", dtype=dtype)
-    return linear.to_empty(device=device or torch.get_default_device())
+def empty_linear(n_in: int, n_out: int, **options: Any) -> nn.Linear:
+    """Make torch's linear layer without drawing it."""
+    place = options.pop("device", None) or torch.get_default_device()
+    return nn.Linear(n_in, n_out, device="meta", **options).to_empty(device=place)
 
 
-def reset_linear(linear: nn.Linear, *, generator: torch.Generator) -> None:
+def reset_linear(linear: nn.Linear, *, generator: torch.Generator) -> nn.Linear:
     """Draw a linear layer as torch does, weights and biases within `1 / sqrt(n_in)`."""
     bound = 1 / math.sqrt(linear.in_features)
     draw_uniform(linear.weight, bound, generator=generator)
     if linear.bias is not None:
         draw_uniform(linear.bias, bound, generator=generator)
+    return linear
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -273,8 +265,7 @@ class AbstractAttention(nn.Module, ABC):
                 f"`embed_dim` must be divisible by `num_heads`; got {embed_dim} and "
                 f"{num_heads}."
             )
-        if qkv not in QKV:
-            raise unknown_name("qkv", qkv, QKV)
+        check_member("qkv", qkv, ("learned", "shared"))
         if qkv == "shared" and self.kdim != embed_dim:
             raise ParameterError(
                 f"`kdim` must equal `embed_dim` with qkv='shared'; got {kdim} and "
