@@ -307,9 +307,7 @@ def as_teacher(model: nn.Module) -> Stack:
             f"encoder of torch.nn.MultiheadAttention; got {type(model).__name__}."
         )
     if getattr(config, "is_decoder", False):
-        raise ParameterError(
-            "`model` must be an encoder; got one with is_decoder=True."
-        )
+        raise ParameterError("`model` must be an encoder; got is_decoder=True.")
     return Stack(model)
 
 

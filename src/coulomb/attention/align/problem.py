@@ -537,12 +537,17 @@ class ModelAlignment(AbstractObjective):
         """Evaluate the model on one batch and pick what is compared."""
         batch = as_batch(self.batches[number])
         outputs = self.network(particles.positions, batch)
-        heads = particles.positions.shape[1]
-        pairwise = self.score.pairwise
+        heads, pairwise = particles.positions.shape[1], self.score.pairwise
         picked = self.view.rows(outputs, batch, heads, pairwise=pairwise)
-        if self.shuffle is not None:
-            picked = shuffled(picked, make_generator(self.shuffle, number), pairwise)
-        return picked
+        if self.shuffle is None:
+            return picked
+        return self.shuffle_rows(picked, make_generator(self.shuffle, number))
+
+    def shuffle_rows(
+        self, picked: Sequence[Rows], generator: torch.Generator
+    ) -> list[Rows]:
+        """Give every vector the target of another."""
+        return shuffled(picked, generator, self.score.pairwise)
 
     def score_rows(self, picked: Sequence[Rows]) -> Tensor:
         """Average the score over layers and groups."""

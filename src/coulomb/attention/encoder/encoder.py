@@ -9,12 +9,7 @@ from torch.nn import functional
 
 from coulomb._support.checks import check_count, check_member, check_real
 from coulomb._support.errors import ParameterError, ParameterTypeError
-from coulomb.attention.layers.base import (
-    Seed,
-    as_generator,
-    empty_linear,
-    reset_linear,
-)
+from coulomb.attention.layers.base import Seed, as_generator, make_linear
 
 __all__ = ["AttentionFactory", "EncoderLayer", "EncoderSettings", "KernelEncoder"]
 
@@ -134,8 +129,8 @@ class EncoderLayer(nn.Module):
         width, inner = settings.width, settings.ffn_width
         self.attention = attention
         self.attention_norm = nn.LayerNorm(width)
-        self.widen = reset_linear(empty_linear(width, inner), generator=generator)
-        self.narrow = reset_linear(empty_linear(inner, width), generator=generator)
+        self.widen = make_linear(width, inner, generator=generator)
+        self.narrow = make_linear(inner, width, generator=generator)
         self.ffn_norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(settings.dropout)
         self.pre_norm = settings.norm == "pre"
@@ -221,8 +216,7 @@ class KernelEncoder(nn.Module):
         )
         last = settings.norm == "pre"
         self.final_norm = nn.LayerNorm(width) if last else nn.Identity()
-        head = empty_linear(width, settings.n_classes)
-        self.head = reset_linear(head, generator=source)
+        self.head = make_linear(width, settings.n_classes, generator=source)
         given = isinstance(settings.pooling, tuple)
         weights = torch.tensor(settings.pooling) if given else None
         self.register_buffer("pooling_weights", weights)

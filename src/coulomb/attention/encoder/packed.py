@@ -98,7 +98,8 @@ class LayerDropout(NamedTuple):
 
 __all__ = ["PackedHeads", "feature_function", "packed_logits"]
 
-FeatureFunction = Callable[[nn.Module, dict[str, Tensor], Any], list[Tensor]]
+Parameters = dict[str, Tensor]
+FeatureFunction = Callable[[nn.Module, Parameters, Any], list[Tensor]]
 
 # Gradients of embeddings that are all zero, by the table they are of.
 _SPARE = WeakTensorKeyDictionary()
@@ -181,7 +182,7 @@ class PackedHeads:
         feature_function("heads", self.pool)  # refuses a pool that there is not
 
     def __call__(
-        self, model: nn.Module, parameters: dict[str, Tensor], batch: Any
+        self, model: nn.Module, parameters: Parameters, batch: Any
     ) -> list[Tensor]:
         """Evaluate the encoder with other parameters, up to its last attention."""
         return feature_function("heads", self.pool)(model, parameters, batch)
@@ -207,9 +208,7 @@ def feature_function(kind: str = "heads", pool: str = "mean") -> FeatureFunction
     }
     check_member("kind", kind, kinds)
 
-    def evaluate(
-        model: nn.Module, parameters: dict[str, Tensor], batch: Any
-    ) -> list[Tensor]:
+    def evaluate(model: nn.Module, parameters: Parameters, batch: Any) -> list[Tensor]:
         named = {f"model.{name}": value for name, value in parameters.items()}
         called = _Call(model, kinds[kind])
         found: list[Tensor] = functional_call(called, named, batch.arguments)
@@ -396,5 +395,5 @@ def recycle_gradient(table: Tensor, token_ids: Tensor) -> None:
 
 def spare_gradient(table: Tensor) -> Tensor | None:
     """Give the gradient that was kept, once."""
-    found: Tensor | None = _SPARE.pop(table, None)
+    found: Tensor | None = _SPARE.pop(table, None)  # type: ignore[no-untyped-call]
     return found

@@ -286,9 +286,8 @@ def weight_gradient(wanted: bool, grad: Tensor, x: Tensor) -> Tensor | None:
 
 
 def _tracked(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in tensors
-    )
+    wanted = any(t is not None and t.requires_grad for t in tensors)
+    return wanted and torch.is_grad_enabled()
 
 
 def attend_features(
@@ -536,10 +535,9 @@ class KernelCore(torch.autograd.Function):
         run(cores.attend_features_back, *operands, out, grad, grads)
         grad_positions = torch.zeros_like(positions)
         grad_key_positions = None if keys is None else torch.zeros_like(keys)
-        wanted = needs[3] or needs[4]
-        grad_sides = (
-            _sides(grad_positions, grad_key_positions, columns) if wanted else None
-        )
+        grad_sides = None
+        if needs[3] or needs[4]:
+            grad_sides = _sides(grad_positions, grad_key_positions, columns)
         parts = loop_map, features, (grad_q, grad_k, grad_keys)
         sides = _sides(positions, keys, columns)
         if shared:

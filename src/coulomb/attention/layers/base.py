@@ -59,12 +59,18 @@ def empty_linear(n_in: int, n_out: int, **options: Any) -> nn.Linear:
     return nn.Linear(n_in, n_out, device="meta", **options).to_empty(device=place)
 
 
-def reset_linear(linear: nn.Linear, *, generator: torch.Generator) -> nn.Linear:
+def reset_linear(linear: nn.Linear, *, generator: torch.Generator) -> None:
     """Draw a linear layer as torch does, weights and biases within `1 / sqrt(n_in)`."""
     bound = 1 / math.sqrt(linear.in_features)
     draw_uniform(linear.weight, bound, generator=generator)
     if linear.bias is not None:
         draw_uniform(linear.bias, bound, generator=generator)
+
+
+def make_linear(n_in: int, n_out: int, *, generator: torch.Generator) -> nn.Linear:
+    """Make a linear layer and draw it."""
+    linear = empty_linear(n_in, n_out)
+    reset_linear(linear, generator=generator)
     return linear
 
 

@@ -211,10 +211,8 @@ class KernelAttention(AbstractFeatureAttention):
         **options: Unpack[LayerOptions],
     ) -> None:
         super().__init__(embed_dim, num_heads, **options)
-        self.feature_map = as_feature_map(feature_map)
-        if not self.feature_map.positive and not isinstance(
-            self.feature_map, CustomMap
-        ):
+        self.feature_map = chosen = as_feature_map(feature_map)
+        if not chosen.positive and not isinstance(chosen, CustomMap):
             raise ParameterError(
                 "`feature_map` must be positive, or the weights of attention could sum "
                 f"to zero; got {feature_map!r}. Use 'favor' or 'cos2'."
