@@ -40,17 +40,15 @@ def as_generator(generator: Seed) -> torch.Generator:
     return make_generator(check_count("generator", generator, at_least=0))
 
 
-def draw_uniform(
-    parameter: Tensor, bound: float, *, generator: torch.Generator
-) -> None:
+def draw_uniform(tensor: Tensor, bound: float, *, generator: torch.Generator) -> None:
     """Fill a parameter with numbers from `[-bound, bound]`.
 
     They are drawn in float32 on the CPU, so that a seed means the same numbers for
     every precision and device.
     """
-    drawn = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
+    drawn = torch.empty(tensor.shape, dtype=torch.float32, device="cpu")
     with torch.no_grad():
-        parameter.copy_(drawn.uniform_(-bound, bound, generator=generator))
+        tensor.copy_(drawn.uniform_(-bound, bound, generator=generator))
 
 
 def empty_linear(n_in: int, n_out: int, **options: Any) -> nn.Linear:
