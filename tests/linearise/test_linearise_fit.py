@@ -18,7 +18,6 @@ from coulomb.linearise.fit import (
     for_both,
     imitations,
     landmark_start,
-    random_divergence,
 )
 from coulomb.linearise.heads import HeadParticles, softmax_rows
 from coulomb.linearise.teacher import Rows
@@ -302,9 +301,7 @@ class TestFit:
     def test_random_features_are_worse(self):
         fit = self.fit()
         assert fit.after.mean() < fit.random.mean()
-        _, held, _ = self.case()
-        source = torch.Generator().manual_seed(0)
-        assert (random_divergence(held, 6, generator=source) > 0).all()
+        assert (fit.random > 0).all()
 
     def test_some_queries_keep_their_rows(self, generator):
         rows = make_rows()

@@ -23,7 +23,7 @@ from coulomb.linearise import (
 )
 from coulomb.linearise.heads import softmax_rows
 from coulomb.linearise.huggingface import ATTENTION
-from coulomb.linearise.teacher import Recording, Stack, longest_text
+from coulomb.linearise.teacher import PROJECTIONS, Recording, Stack, longest_text
 
 transformers = pytest.importorskip("transformers")
 
@@ -128,9 +128,12 @@ def test_recorded_rows_are_the_models_attention(case):
         )
     real = batch["attention_mask"].bool()
     for number, (rows,) in enumerate(Recording(stack, [batch]).layers()):
-        for kept, layer in zip(rows[:3], stack.sites[number].projections, strict=True):
-            made = layer(inputs[number]).unflatten(-1, (2, -1)).transpose(1, 2)
-            torch.testing.assert_close(kept, made)
+        module = stack.sites[number].module
+        names = PROJECTIONS[type(module).__name__]
+        for kept, name in zip(rows[:3], names, strict=True):
+            made = getattr(module, name)(inputs[number])
+            split = made.unflatten(-1, (2, -1)).transpose(1, 2)
+            torch.testing.assert_close(kept, split)
         ours = softmax_rows(rows.q, rows.k, rows.key_mask, rows.bias)
         chosen = real[:, None, :].expand(-1, 2, -1)
         torch.testing.assert_close(

@@ -61,6 +61,7 @@ def test_help_is_quick_to_import():
         ("coulomb.dynamics.stopping", "Settled"),
         ("coulomb.experiments.sample", "write_sample"),
         ("coulomb.experiments.tables", "write_tables"),
+        ("coulomb.linearise.compare", "kernel_table"),
     ],
 )
 def test_documented_paths_of_earlier_versions_still_import(module, name):

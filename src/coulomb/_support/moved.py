@@ -18,6 +18,7 @@ MOVED = {
     "coulomb.dynamics.stopping": "coulomb.dynamics.loop",
     "coulomb.experiments.sample": "coulomb.experiments.runner",
     "coulomb.experiments.tables": "coulomb.experiments.summary",
+    "coulomb.linearise.compare": "coulomb.linearise.api",
 }
 
 

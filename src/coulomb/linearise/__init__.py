@@ -1,7 +1,12 @@
 """Linear attention for pretrained encoders, learned without labels."""
 
-from coulomb.linearise.api import LineariseReport, linearise, linearised_heads
-from coulomb.linearise.compare import KernelTable, kernel_table
+from coulomb.linearise.api import (
+    KernelTable,
+    LineariseReport,
+    kernel_table,
+    linearise,
+    linearised_heads,
+)
 from coulomb.linearise.fit import LineariseSettings
 from coulomb.linearise.heads import LinearisedAttention, LinearisedHeads
 from coulomb.linearise.huggingface import load_pretrained, register

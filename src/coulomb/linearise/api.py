@@ -1,4 +1,8 @@
-"""Linearise an encoder: record, fit layer by layer, distil, and say what was kept."""
+"""Linearise an encoder: record, fit layer by layer, distil, and say what was kept.
+
+`kernel_table` only looks: how well features of one kind or another give the softmax
+attention of each layer.
+"""
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
@@ -9,33 +13,52 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from coulomb._support.checks import check_count
-from coulomb._support.errors import ParameterError, unknown_name
+from coulomb._support.checks import check_count, check_member
+from coulomb._support.errors import ParameterError
 from coulomb._support.progress import progress_bar
 from coulomb._support.streams import make_generator
-from coulomb.features import DEFAULT_MAP, SOFTMAX_KERNEL_MAP
+from coulomb.attention.layers.base import in_mode
+from coulomb.attention.layers.replace import swap_layers
+from coulomb.features import (
+    DEFAULT_MAP,
+    SOFTMAX_KERNEL_MAP,
+    CustomMap,
+    Particles,
+    projections,
+)
 from coulomb.linearise.fit import (
     LayerFit,
     LineariseSettings,
+    OutputError,
+    RowDivergence,
     distil,
     fit_layer,
     orthogonal_favor,
     pool,
+    untilted,
 )
-from coulomb.linearise.heads import HeadParticles, LinearisedAttention, LinearisedHeads
+from coulomb.linearise.heads import (
+    HeadParticles,
+    LinearisedAttention,
+    LinearisedHeads,
+    as_positive_map,
+)
 from coulomb.linearise.huggingface import with_linearised_heads
 from coulomb.linearise.teacher import (
     FAMILIES,
     Batch,
     Recording,
+    Rows,
     Stack,
     Tokenizer,
     as_teacher,
-    evaluating,
     is_pretrained,
     record_texts,
 )
+
+_ROWS = 32  # of each text, that `kernel_table` compares
 
 KeepExact = int | Sequence[int | tuple[int, int]]
 
@@ -165,9 +188,6 @@ def linearise(
     tokenizer: Tokenizer,
     texts: Sequence[str],
     *,
-    feature_map: str = DEFAULT_MAP,
-    n_features: int = 64,
-    objective: str = "kl",
     keep_exact: KeepExact = (),
     seed: int = 0,
     settings: LineariseSettings | None = None,
@@ -192,21 +212,20 @@ def linearise(
         keyword arguments of the model.
     texts
         Unlabelled texts like those the model will read, some hundred.
-    feature_map, n_features, objective
-        As in `LineariseSettings`.
     keep_exact
         Layers, or pairs of a layer and a head, that keep softmax and its cost; or how
         many heads to keep, those that are learned worst.
     seed
         Of everything that is drawn.
     settings
-        More settings; the arguments here are put in.
+        How to learn; None for the defaults.
     measure
         Whether to time both encoders for the summary.
     progress
         Show a bar; None shows it on a terminal.
     **options
-        Fields of `LineariseSettings`.
+        Settings by name, such as `feature_map`, `n_features` or `objective`; see
+        `LineariseSettings`.
 
     Returns
     -------
@@ -227,8 +246,10 @@ def linearise(
     >>> fast.linearise_summary.n_texts
     8
     """
-    given = {"feature_map": feature_map, "n_features": n_features}
-    chosen = _settings(settings, given | {"objective": objective}, options)
+    known = [setting.name for setting in fields(LineariseSettings)]
+    for name in options:
+        check_member("options", name, known)
+    chosen = replace(settings or LineariseSettings(), **options)
     check_count("seed", seed, at_least=0)
     teacher = as_teacher(model)
     source = make_generator(seed, 0)
@@ -238,7 +259,7 @@ def linearise(
     begun = process_time()
     total = len(teacher.sites) * chosen.steps + chosen.distil_steps
     with (
-        evaluating(model),
+        in_mode(model, train=False),
         progress_bar("learning heads", total, visible=progress) as advance,
     ):
         layers = zip(recorded.layers(), held_out.layers(), strict=True)
@@ -278,20 +299,6 @@ def linearise(
     fast: Any = student.model
     fast.linearise_summary = report
     return fast
-
-
-def _settings(
-    settings: LineariseSettings | None, given: dict[str, Any], options: dict[str, Any]
-) -> LineariseSettings:
-    known = [f.name for f in fields(LineariseSettings)]
-    for name in options:
-        if name not in known:
-            raise unknown_name("options", name, known)
-    if settings is None:
-        return LineariseSettings(**given, **options)
-    usual = LineariseSettings()
-    changed = {n: v for n, v in given.items() if v != getattr(usual, n)}
-    return replace(settings, **changed, **options)
 
 
 def _exact_heads(
@@ -353,6 +360,7 @@ def _copy_with_heads(
         fast = with_linearised_heads(model, exact_heads=exact_heads, **kind)
         return Stack(fast.eval())
     fast = copy.deepcopy(model)
+    layers = {}
     for site, heads in zip(Stack(fast).sites, exact_heads, strict=True):
         if not isinstance(site.module, nn.MultiheadAttention):
             raise ParameterError(
@@ -360,10 +368,8 @@ def _copy_with_heads(
                 f"got {type(site.module).__name__}."
             )
         layer = LinearisedAttention(site.module, exact_heads=heads, **kind)
-        fast.set_submodule(site.name, layer)
-    for module in fast.modules():
-        if isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = False  # it was decided for another layer
+        layers[site.name] = layer
+    swap_layers(fast, layers)
     return Stack(fast.eval())
 
 
@@ -372,3 +378,150 @@ def _fill(student: Stack, layers: Iterable[HeadParticles]) -> None:
     for heads, learned in zip(linearised_heads(student.model), layers, strict=True):
         heads.particles.copy_(learned.positions)
         heads.tilt.copy_(learned.tilt)
+
+
+@dataclass
+class KernelTable:
+    """Errors against softmax attention on held-out text.
+
+    Parameters
+    ----------
+    methods
+        Names of the kinds of features, with their number where they have one.
+    divergence
+        For each method, KL of attention rows by layer and head.
+    output_error
+        For each method, relative error of attention's output by layer and head.
+    """
+
+    methods: list[str]
+    divergence: dict[str, list[list[float]]]
+    output_error: dict[str, list[list[float]]]
+
+    def by_layer(self, method: str, which: str = "divergence") -> list[float]:
+        """Average over the heads.
+
+        Parameters
+        ----------
+        method
+            One of `methods`.
+        which
+            "divergence" or "output_error".
+
+        Returns
+        -------
+        list of float
+            One number for each layer.
+        """
+        layers = getattr(self, which)[method]
+        return [sum(heads) / len(heads) for heads in layers]
+
+    def worst_heads(self, method: str, count: int) -> list[tuple[int, int, float]]:
+        """List the heads best kept exact: those with the largest divergence.
+
+        Parameters
+        ----------
+        method
+            One of `methods`.
+        count
+            How many.
+
+        Returns
+        -------
+        list
+            Layer, head and divergence, the worst first.
+        """
+        heads = [
+            (layer, head, value)
+            for layer, values in enumerate(self.divergence[method])
+            for head, value in enumerate(values)
+        ]
+        return sorted(heads, key=lambda entry: -entry[2])[:count]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give the numbers as plain data for JSON."""
+        return dict(vars(self))
+
+
+def kernel_table(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    n_features: Sequence[int] = (16, 64, 256),
+    steps: int = 100,
+    max_tokens: int = 12_000,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> KernelTable:
+    """Compare learned, random and fixed features with softmax attention.
+
+    Real queries and keys of the model are recorded on the texts. Learned particles and
+    random features are judged on a tenth of the texts that is held out.
+
+    Parameters
+    ----------
+    model, tokenizer, texts
+        As in `linearise`.
+    n_features
+        Numbers of features to compare.
+    steps
+        Steps of the learned particles in each layer.
+    max_tokens
+        Tokens that are recorded.
+    seed
+        Of everything that is drawn.
+    progress
+        Show a bar; None shows it on a terminal.
+
+    Returns
+    -------
+    KernelTable
+        Errors by method, layer and head.
+    """
+    counts = [check_count("n_features", n) for n in n_features]
+    teacher = as_teacher(model)
+    settings = LineariseSettings(steps=steps, max_tokens=max_tokens, distil_steps=0)
+    source = make_generator(seed, 0)
+    parts = record_texts(teacher, tokenizer, texts, settings, generator=source)
+    table = KernelTable([], {}, {})
+    total = len(teacher.sites)
+    with (
+        in_mode(model, train=False),
+        progress_bar("comparing kernels", total, visible=progress) as advance,
+    ):
+        layers = zip(*(part.layers() for part in parts), strict=True)
+        for number, (rows, held_out) in enumerate(layers):
+            source = make_generator(seed, 4, number)
+            few = [part.some_queries(_ROWS, generator=source) for part in held_out]
+            _, heads, _, dim = few[0].q.shape
+            nothing, eye = torch.zeros(heads, 1, dim), torch.eye(dim)
+            _add(table, "uniform", few, untilted(nothing, as_positive_map(DEFAULT_MAP)))
+            plain = untilted(eye.expand(heads, dim, dim), CustomMap(_elu_plus_one))
+            _add(table, "elu + 1", few, plain)
+            softmax = as_positive_map(SOFTMAX_KERNEL_MAP)
+            for count in counts:
+                normal = torch.randn(heads, count, dim, generator=source)
+                _add(table, f"FAVOR+ {count}", few, untilted(normal, softmax))
+                drawn = orthogonal_favor(heads, count, dim, generator=source)
+                _add(table, f"orthogonal {count}", few, drawn)
+                chosen = replace(settings, n_features=count)
+                again = make_generator(seed, 1, number)
+                fit = fit_layer(rows, held_out, chosen, generator=again)
+                _add(table, f"learned {count}", few, fit.particles)
+            advance(note=f"layer {number}")
+    table.methods = list(table.divergence)
+    return table
+
+
+def _add(
+    table: KernelTable, method: str, few: list[Rows], particles: HeadParticles
+) -> None:
+    kl = RowDivergence.measure(few, particles)
+    error = OutputError.measure(few, particles).sqrt()
+    table.divergence.setdefault(method, []).append(kl.tolist())
+    table.output_error.setdefault(method, []).append(error.tolist())
+
+
+def _elu_plus_one(x: Tensor, particles: Particles) -> Tensor:
+    return 1 + functional.elu(projections(x, particles))

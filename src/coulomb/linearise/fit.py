@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 
-from coulomb._support.checks import Registry, check_count, check_real
-from coulomb._support.errors import ParameterError, unknown_name
+from coulomb._support.checks import Registry, check_count, check_member, check_real
+from coulomb._support.errors import ParameterError
 from coulomb.dynamics.initial import Orthogonal
 from coulomb.dynamics.langevin import AdamLangevin
 from coulomb.energy import Hamiltonian
@@ -144,8 +144,7 @@ class LineariseSettings:
         check_real("repulsion", self.repulsion, at_least=0)
         check_real("long_share", self.long_share, at_least=0, at_most=1)
         as_positive_map(self.feature_map)
-        if self.objective not in imitations:
-            raise unknown_name("objective", self.objective, imitations)
+        check_member("objective", self.objective, list(imitations))
         _one_of("start", self.start, ("auto", "landmarks", "random"))
         _one_of("pooling", self.pooling, ("mean", "first", None))
         if self.start == "landmarks" and not self.from_landmarks:
@@ -544,7 +543,9 @@ def fit_layer(
     after = judge(best, "kl")
     if settings.shared:
         best = torch.cat([best, best], dim=-1)
-    random = random_divergence(few, settings.n_features, generator=generator)
+    _, heads, _, dim = few[0].q.shape
+    drawn = orthogonal_favor(heads, settings.n_features, dim, generator=generator)
+    random = RowDivergence.measure(few, drawn)
     return LayerFit(start._replace(positions=best), before, after, random, done)
 
 
@@ -583,15 +584,6 @@ def _ramped(sampler: AdamLangevin, step: int, steps: int) -> AdamLangevin:
     rise = min(1.0, (step + 1) / _WARM_UP)
     size = rise * (0.5 * (1 + math.cos(math.pi * step / steps)) + 0.01)
     return replace(sampler, step_size=sampler.step_size * size)
-
-
-def random_divergence(
-    batches: Sequence[Rows], n_features: int, *, generator: torch.Generator
-) -> Tensor:
-    """Measure the rows of FAVOR+ with orthogonal random features."""
-    _, heads, _, dim = batches[0].q.shape
-    drawn = orthogonal_favor(heads, n_features, dim, generator=generator)
-    return RowDivergence.measure(batches, drawn)
 
 
 def pool(hidden: Tensor, mask: Tensor, kind: str = "mean") -> Tensor:

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from coulomb._support.errors import FileFormatError, ParameterError
+from coulomb.attention.layers.replace import real_tokens
 from coulomb.linearise.heads import LinearisedHeads
-from coulomb.linearise.teacher import MODEL_TYPES, Stack, real_tokens
+from coulomb.linearise.teacher import MODEL_TYPES, Stack
 
 ATTENTION = "coulomb"
 """The name under which the attention function is registered with transformers."""

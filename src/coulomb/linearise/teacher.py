@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from coulomb._support.errors import ParameterError, ParameterTypeError
 from coulomb.attention import AbstractAttention
+from coulomb.attention.layers.replace import real_tokens
 from coulomb.linearise.heads import softmax_rows
 
 if TYPE_CHECKING:
@@ -102,11 +103,15 @@ class Site:
         found = (getattr(self.module, name, None) for name in names)
         return int(next(filter(None, found)))
 
-    @property
-    def projections(self) -> list[nn.Module]:
-        """The layers that make queries, keys and values, where there are such."""
-        names = PROJECTIONS.get(type(self.module).__name__, ())
-        return [getattr(self.module, name) for name in names]
+    def project(self, x: Tensor) -> Sequence[Tensor]:
+        """Make queries, keys and values, each `(batch, n, heads * dim)`."""
+        module: Any = self.module
+        names = PROJECTIONS.get(type(module).__name__)
+        if names is not None:
+            return [getattr(module, name)(x) for name in names]
+        # torch projects inside its layer.
+        joint = functional.linear(x, module.in_proj_weight, module.in_proj_bias)
+        return joint.chunk(3, dim=-1)
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -193,35 +198,22 @@ class Stack(nn.Module):
         """Call one block, and keep what its attention layer compares."""
         site = self.sites[number]
         received: dict[str, Any] = {}
-        made: dict[nn.Module, Tensor] = {}
 
         def keep(layer: nn.Module, arguments: tuple[Any, ...], keywords: Any) -> None:
             signature = inspect.signature(layer.forward)
             received.update(signature.bind_partial(*arguments, **keywords).arguments)
 
-        def keep_projected(layer: nn.Module, _: Any, out: Tensor) -> None:
-            made[layer] = out
-
-        handles = [site.module.register_forward_pre_hook(keep, with_kwargs=True)]
-        handles += [
-            layer.register_forward_hook(keep_projected) for layer in site.projections
-        ]
+        handle = site.module.register_forward_pre_hook(keep, with_kwargs=True)
         try:
             after = self.run_block(number, hidden, call)
         finally:
-            for handle in handles:
-                handle.remove()
+            handle.remove()
         x, key_mask = _tokens_received(site.module, received)
-        parts: Sequence[Tensor] = [made[layer] for layer in site.projections]
-        if not parts:  # torch projects inside its layer
-            whole: Any = site.module
-            joint = functional.linear(x, whole.in_proj_weight, whole.in_proj_bias)
-            parts = joint.chunk(3, dim=-1)
         shape = (*x.shape[:2], site.num_heads, -1)
         # Head after head: one product evaluates the features of a head's tokens.
         q, k, v = (
             part.view(shape).movedim(2, 0).contiguous().transpose(0, 1)
-            for part in parts
+            for part in site.project(x)
         )
         bias = received.get("position_bias")
         return Rows(q, k, v, key_mask, key_mask, bias), after
@@ -285,22 +277,6 @@ def _tokens_received(
     return x, mask.expand(x.shape[:2])
 
 
-def real_tokens(mask: Tensor) -> Tensor:
-    """Read the padding out of a mask of transformers.
-
-    Examples
-    --------
-    >>> real_tokens(torch.tensor([[[[0.0, -3e38]]]]))
-    tensor([[ True, False]])
-    """
-    if mask.dim() == 2:
-        return mask.bool()
-    keys = mask[:, 0, -1]
-    if keys.is_floating_point():
-        return keys > torch.finfo(keys.dtype).min / 4
-    return keys.bool()
-
-
 @contextmanager
 def _no_fast_path() -> Iterator[None]:
     """Keep torch's encoder layers from going around their attention layer."""
@@ -310,18 +286,6 @@ def _no_fast_path() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Turn dropout off in the block, and every module back to its own mode after it."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def as_teacher(model: nn.Module) -> Stack:
@@ -343,9 +307,7 @@ def as_teacher(model: nn.Module) -> Stack:
             f"encoder of torch.nn.MultiheadAttention; got {type(model).__name__}."
         )
     if getattr(config, "is_decoder", False):
-        raise ParameterError(
-            "`model` must be an encoder; got one with is_decoder=True."
-        )
+        raise ParameterError("`model` must be an encoder; got is_decoder=True.")
     return Stack(model)
 
 

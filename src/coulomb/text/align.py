@@ -20,8 +20,8 @@ from coulomb._support.archive import write_archive
 from coulomb._support.errors import ParameterError
 from coulomb._support.streams import make_generator
 from coulomb.attention import AlignmentResult, AlignmentSettings, align
-from coulomb.attention.align.diagnosis import run_twin
 from coulomb.attention.align.problem import Evaluate, ParticleLayers, build_problem
+from coulomb.attention.align.run import run_twin
 from coulomb.attention.align.scores import Neighbours
 from coulomb.attention.align.starts import (
     DRAWN,

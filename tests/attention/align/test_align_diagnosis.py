@@ -8,9 +8,9 @@ import torch
 from align_cases import TinyModel, marked_batches, marked_model, random_batches
 from torch import nn
 
-from coulomb.attention.align.diagnosis import BLIND, diagnose, label_cosines, run_twin
+from coulomb.attention.align.diagnosis import BLIND, diagnose, label_cosines
 from coulomb.attention.align.problem import PAPER
-from coulomb.attention.align.run import align
+from coulomb.attention.align.run import align, run_twin
 from coulomb.features import Particles
 
 SIZE = {"size": 32, "length": 6}

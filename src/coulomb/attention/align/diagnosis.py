@@ -16,33 +16,12 @@ from coulomb._support.errors import ParameterError
 from coulomb._support.progress import progress_bar
 from coulomb._support.stats import permutation_p_value, prediction_p_value
 from coulomb._support.streams import make_generator
-from coulomb.attention.align.problem import (
-    MOVES,
-    SHUFFLES,
-    TWINS,
-    ModelAlignment,
-    NoAlignment,
-    Problem,
-)
-from coulomb.attention.align.run import (
-    AlignmentResult,
-    BatchedSampler,
-    DriftStats,
-    drift_sentence,
-    root_mean_square,
-)
-from coulomb.attention.align.scores import (
-    AbstractScore,
-    Centred,
-    Rows,
-    as_score,
-    shuffled,
-)
+from coulomb.attention.align.problem import SHUFFLES, TWINS, ModelAlignment
+from coulomb.attention.align.run import AlignmentResult, root_mean_square, run_twin
+from coulomb.attention.align.scores import AbstractScore, Centred, Rows, as_score
 from coulomb.attention.align.starts import ChoiceTest, MatchTest
 from coulomb.attention.layers.base import in_mode
-from coulomb.dynamics.loop import RunSettings, init_run, run
 from coulomb.features import Particles
-from coulomb.objectives import AbstractObjective
 
 # An objective whose gradient keeps this much of its direction does not see the labels.
 BLIND = 0.9
@@ -132,7 +111,12 @@ class Diagnosis:
 
         None without label twins.
         """
-        return _label_share(self.after, self.twins, self.label_twins)
+        if not self.label_twins:
+            return None
+        gain = self.after - sum(self.twins) / len(self.twins)
+        if gain <= 0:
+            return 0.0
+        return (self.after - sum(self.label_twins) / len(self.label_twins)) / gain
 
     @property
     def verdict(self) -> str:
@@ -311,22 +295,19 @@ def diagnose(
         before, after, gains = shuffled_gains(held_out, begin, end, n_shuffles)
         own = run_twin(problem, begin, steps, seed=problem.seed)
         advance()
-        for labels, count in ((False, n_twins), (True, n_label_twins)):
+        for mixed, count in ((False, n_twins), (True, n_label_twins)):
             for number in range(count):
                 seed = make_generator(problem.seed, TWINS, number).initial_seed()
-                twin = run_twin(
-                    problem, begin, steps, seed=seed, shuffled_labels=labels
-                )
-                scores[labels].append(-float(held_out.energy(twin)))
+                twin = run_twin(problem, begin, steps, seed=seed, shuffled_labels=mixed)
+                scores[mixed].append(-float(held_out.energy(twin)))
                 advance()
         training_gain = float(watched.energy(begin) - watched.energy(end))
         cosines = label_cosines(problem.objective, begin)
     twins, label_twins = tuple(scores[False]), tuple(scores[True])
     p_value = prediction_p_value(after, twins)
     p_labels = prediction_p_value(after, label_twins) if label_twins else None
-    share = _label_share(after, twins, label_twins)
     p_shuffled = permutation_p_value(after - before, gains)
-    return Diagnosis(
+    found = Diagnosis(
         layers=problem.network.layers.names,
         steps=steps,
         drift_to_noise=result.stats.drift_to_noise(),
@@ -343,35 +324,14 @@ def diagnose(
         p_value=p_value,
         p_shuffled=p_shuffled,
         p_labels=p_labels,
-        learned=max(p_value, p_shuffled, p_labels or 0.0) < level
-        and after > before
-        and (share is None or share > MOST),
+        learned=max(p_value, p_shuffled, p_labels or 0.0) < level and after > before,
         drowned=result.drowned,
-        drift=drift_sentence(result),
+        drift=result.compare_drift(),
         judged_by=held_out.score.label(),
     )
-
-
-def run_twin(
-    problem: Problem,
-    particles: Particles,
-    steps: int,
-    *,
-    seed: int,
-    shuffled_labels: bool = False,
-) -> Particles:
-    """Let particles move as in a run, but without labels.
-
-    Or with training labels that are shuffled inside batches.
-    """
-    objective: AbstractObjective = NoAlignment()
-    if shuffled_labels:
-        network = replace(problem.network, free={})
-        objective = replace(problem.objective, network=network, shuffle=seed)
-    sampler = BatchedSampler(problem, DriftStats.of(particles.positions))
-    begun = init_run(sampler, particles, generator=make_generator(seed, MOVES))
-    settings = RunSettings(steps, record_every=max(1, steps))
-    return run(begun, sampler, problem.energy(objective), settings).particles
+    share = found.label_share
+    by_labels = share is None or share > MOST
+    return replace(found, learned=found.learned and by_labels)
 
 
 def label_cosines(
@@ -390,17 +350,15 @@ def shuffled_gains(
     objective: ModelAlignment, before: Particles, after: Particles, n_shuffles: int
 ) -> tuple[float, float, list[float]]:
     """Score both ends of a run with true labels, and its gain with each permutation."""
-    numbers, pairwise = objective.numbers, objective.score.pairwise
-    ends = [
-        [objective.rows(end, number) for number in numbers] for end in (before, after)
-    ]
+    numbers = objective.numbers
+    ends = [[objective.rows(end, n) for n in numbers] for end in (before, after)]
 
     def score(rows: list[list[Rows]], shuffle: int | None) -> float:
         total = 0.0
         for number, picked in zip(numbers, rows, strict=True):
             if shuffle is not None:
                 generator = make_generator(shuffle, SHUFFLES, number)
-                picked = shuffled(picked, generator, pairwise)
+                picked = objective.shuffle_rows(picked, generator)
             total += float(objective.score_rows(picked))
         return total / len(numbers)
 
@@ -430,14 +388,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def _label_share(
-    after: float, twins: tuple[float, ...], label_twins: tuple[float, ...]
-) -> float | None:
-    if not label_twins:
-        return None
-    gain = after - sum(twins) / len(twins)
-    if gain <= 0:
-        return 0.0
-    return (after - sum(label_twins) / len(label_twins)) / gain

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -304,21 +305,15 @@ class ParticleLayers:
 
     def read(self, model: nn.Module) -> Tensor:
         """Copy the particles out of the model, in at least float32."""
-        parts = [self._of(model, name).detach() for name in self.names]
+        parts = [attrgetter(key)(model).detach() for key in self.keys]
         positions = torch.stack(parts)
         return positions.to(torch.promote_types(positions.dtype, torch.float32))
 
     def write(self, model: nn.Module, positions: Tensor) -> None:
         """Copy particles into the model."""
         with torch.no_grad():
-            for name, part in zip(self.names, positions, strict=True):
-                self._of(model, name).copy_(part)
-
-    @staticmethod
-    def _of(model: nn.Module, name: str) -> Tensor:
-        particles = model.get_submodule(name).particles
-        assert isinstance(particles, Tensor)
-        return particles
+            for key, part in zip(self.keys, positions, strict=True):
+                attrgetter(key)(model).copy_(part)
 
 
 def _particle_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -542,12 +537,17 @@ class ModelAlignment(AbstractObjective):
         """Evaluate the model on one batch and pick what is compared."""
         batch = as_batch(self.batches[number])
         outputs = self.network(particles.positions, batch)
-        heads = particles.positions.shape[1]
-        pairwise = self.score.pairwise
+        heads, pairwise = particles.positions.shape[1], self.score.pairwise
         picked = self.view.rows(outputs, batch, heads, pairwise=pairwise)
-        if self.shuffle is not None:
-            picked = shuffled(picked, make_generator(self.shuffle, number), pairwise)
-        return picked
+        if self.shuffle is None:
+            return picked
+        return self.shuffle_rows(picked, make_generator(self.shuffle, number))
+
+    def shuffle_rows(
+        self, picked: Sequence[Rows], generator: torch.Generator
+    ) -> list[Rows]:
+        """Give every vector the target of another."""
+        return shuffled(picked, generator, self.score.pairwise)
 
     def score_rows(self, picked: Sequence[Rows]) -> Tensor:
         """Average the score over layers and groups."""

@@ -28,12 +28,12 @@ from coulomb.attention.align.problem import (
     Batch,
     Evaluate,
     ModelAlignment,
+    NoAlignment,
     ParticleLayers,
     Problem,
     as_batch,
     build_problem,
 )
-from coulomb.attention.align.scores import IGNORED
 from coulomb.attention.layers.base import in_mode
 from coulomb.dynamics import loop
 from coulomb.dynamics.langevin import (
@@ -45,18 +45,9 @@ from coulomb.dynamics.langevin import (
     as_schedule,
     clip_factors,
 )
-from coulomb.dynamics.loop import (
-    AbstractStopRule,
-    Callback,
-    HeldOut,
-    Run,
-    RunSettings,
-    Settled,
-    load_run,
-    save_run,
-)
 from coulomb.energy import Hamiltonian
 from coulomb.features import Particles
+from coulomb.objectives import AbstractObjective
 
 
 @dataclass(eq=False)
@@ -82,7 +73,7 @@ class DriftStats:
         walk = math.sqrt(n * dim * self.noise)
         return torch.where(carried > 0, carried / walk if walk else math.inf, carried)
 
-    def record(self, run: Run) -> None:
+    def record(self, run: loop.Run) -> None:
         """Add to the last record of a run: a callback that never ends it."""
         run.history[-1]["drift_to_noise"] = self.drift_to_noise().tolist()
         moved = root_mean_square(run.particles.positions - self.start)
@@ -186,7 +177,7 @@ class AlignmentResult:
         The mean norm of the particles in the model, and after projection on the domain.
     """
 
-    run: Run
+    run: loop.Run
     stats: DriftStats
     problem: Problem
     norms: tuple[float, float]
@@ -264,7 +255,29 @@ class AlignmentResult:
         moved = root_mean_square(self.positions - self.stats.start)
         moved = moved.square().mean().sqrt()
         text.append(f"Particles ended {moved:.3g} from where they began.")
-        return " ".join([*text, drift_sentence(self)])
+        return " ".join([*text, self.compare_drift()])
+
+    def compare_drift(self) -> str:
+        """Say how the drift compares with the noise, and whether it drowned.
+
+        Returns
+        -------
+        str
+            A sentence or two.
+        """
+        ratios = self.stats.drift_to_noise()
+        if not self.stats.noise:
+            return "There was no noise."
+        low, high = (_share(float(ratio)) for ratio in (ratios.min(), ratios.max()))
+        between = high if low == high else f"{low} to {high}"
+        fact = f"The labels carried them {between} as far as their random walk did."
+        if not self.drowned:
+            return fact
+        return (
+            f"{fact} The drift is drowned by the noise, so nothing was learned that "
+            "chance would not do: raise `inverse_temperature`, or take `drift='N'` and "
+            "a larger `step_size`."
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the run to one file, from which `align(..., resume=path)` goes on.
@@ -283,7 +296,7 @@ class AlignmentResult:
         }
         for name, value in self.problem.network.free.items():
             extra[f"align.free.{name}"] = value
-        save_run(self.run, path, extra=extra)
+        loop.save_run(self.run, path, extra=extra)
 
 
 def align(
@@ -295,8 +308,8 @@ def align(
     evaluate: Evaluate | None = None,
     warm_up: Pretrain | None = None,
     seed: int = 0,
-    resume: str | Path | Run | None = None,
-    callbacks: Sequence[Callback] = (),
+    resume: str | Path | loop.Run | None = None,
+    callbacks: Sequence[loop.Callback] = (),
     progress: bool | None = None,
     **changes: Any,
 ) -> AlignmentResult:
@@ -372,13 +385,13 @@ def align(
         warm_up(model, [problem.objective.batches[n] for n in problem.training])
         network.free.update(network.free_from(chosen.also))
     run, stats, norms = _init_run(problem, resume)
-    rules: list[AbstractStopRule] = [Settled(chosen.tol, "max-displacement")]
+    rules: list[loop.AbstractStopRule] = [loop.Settled(chosen.tol, "max-displacement")]
     if chosen.patience is not None:
         if problem.held_out is None:
             raise ParameterError("`patience` needs `held_out`; got None.")
-        rules.append(HeldOut(patience=chosen.patience))
+        rules.append(loop.HeldOut(patience=chosen.patience))
     of_epoch = -(-len(problem.training) // _RECORDS)
-    run_settings = RunSettings(
+    run_settings = loop.RunSettings(
         problem.last_step,
         record_every=chosen.record_every
         or max(of_epoch, -(-problem.last_step // _MOST_RECORDS)),
@@ -396,8 +409,8 @@ def align(
 
 
 def _init_run(
-    problem: Problem, resume: str | Path | Run | None
-) -> tuple[Run, DriftStats, tuple[float, float]]:
+    problem: Problem, resume: str | Path | loop.Run | None
+) -> tuple[loop.Run, DriftStats, tuple[float, float]]:
     """Start from the model's particles, or where a saved run was."""
     network = problem.network
     read = network.layers.read(network.model)
@@ -409,10 +422,10 @@ def _init_run(
         run = loop.init_run(sampler, Particles(inside), generator=generator)
         return run, stats, (_mean_norm(read), _mean_norm(inside))
     extra: dict[str, Tensor] = {}
-    if isinstance(resume, Run):
+    if isinstance(resume, loop.Run):
         run = resume
     else:
-        run = load_run(resume)
+        run = loop.load_run(resume)
         extra, _ = read_archive(resume, complaint="is not a saved run")
     positions = run.particles.positions.to(read.device)
     if positions.shape != read.shape:
@@ -445,25 +458,30 @@ def _init_run(
     return run, stats, norms
 
 
+def run_twin(
+    problem: Problem,
+    particles: Particles,
+    steps: int,
+    *,
+    seed: int,
+    shuffled_labels: bool = False,
+) -> Particles:
+    """Let particles move as in a run, but without labels.
+
+    Or with training labels that are shuffled inside batches.
+    """
+    objective: AbstractObjective = NoAlignment()
+    if shuffled_labels:
+        network = replace(problem.network, free={})
+        objective = replace(problem.objective, network=network, shuffle=seed)
+    sampler = BatchedSampler(problem, DriftStats.of(particles.positions))
+    begun = loop.init_run(sampler, particles, generator=make_generator(seed, MOVES))
+    settings = loop.RunSettings(steps, record_every=max(1, steps))
+    return loop.run(begun, sampler, problem.energy(objective), settings).particles
+
+
 def _mean_norm(positions: Tensor) -> float:
     return float(positions.norm(dim=-1).mean())
-
-
-def drift_sentence(result: AlignmentResult) -> str:
-    """Say how the drift compares with the noise, and whether it drowned."""
-    ratios = result.stats.drift_to_noise()
-    if not result.stats.noise:
-        return "There was no noise."
-    low, high = (_share(float(ratio)) for ratio in (ratios.min(), ratios.max()))
-    between = high if low == high else f"{low} to {high}"
-    fact = f"The labels carried them {between} as far as their random walk did."
-    if not result.drowned:
-        return fact
-    return (
-        f"{fact} The drift is drowned by the noise, so nothing was learned that chance "
-        "would not do: raise `inverse_temperature`, or take `drift='N'` and a larger "
-        "`step_size`."
-    )
 
 
 def _share(ratio: float) -> str:
@@ -522,19 +540,16 @@ class CrossEntropy:
         losses = []
         numbers = tuple(range(len(batches)))
         with torch.random.fork_rng(), in_mode(model, train=True):
-            torch.default_generator.set_state(
-                make_generator(self.seed, PRETRAIN).get_state()
-            )
+            source = make_generator(self.seed, PRETRAIN)
+            torch.default_generator.set_state(source.get_state())
             for step in range(self.epochs * len(numbers)):
                 number = batch_of_step(step, numbers, self.seed)
                 batch = as_batch(batches[number])
                 logits = self.logits(model, batch)
-                loss = functional.cross_entropy(
-                    logits.flatten(0, -2), batch.labels.flatten(), ignore_index=IGNORED
-                )
-                grads = torch.autograd.grad(loss, moving, allow_unused=True)
-                for parameter, grad in zip(moving, grads, strict=True):
-                    parameter.grad = grad
+                labels = batch.labels.flatten()  # IGNORED ones do not count
+                loss = functional.cross_entropy(logits.flatten(0, -2), labels)
+                optimiser.zero_grad()
+                torch.autograd.backward(loss, inputs=moving)
                 optimiser.step()
                 losses.append(float(loss.detach()))
             optimiser.zero_grad()

@@ -2,30 +2,28 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coulomb._support.checks import check_count, check_real
-from coulomb._support.errors import ParameterError, ParameterTypeError, unknown_name
-from coulomb.attention.layers.base import (
-    Seed,
-    as_generator,
-    empty_linear,
-    reset_linear,
-)
+from coulomb._support.checks import check_count, check_member, check_real
+from coulomb._support.errors import ParameterError, ParameterTypeError
+from coulomb.attention.layers.base import Seed, as_generator, make_linear
 
 __all__ = ["AttentionFactory", "EncoderLayer", "EncoderSettings", "KernelEncoder"]
 
 # Of embeddings, which a layer norm follows. Unit variance without one learns badly.
 _EMBEDDING_STD = 0.02
 _N_PARTS = 2  # texts of a pair
+# Places of a layer that drop after attention.
+BRANCH, INNER, OUTER = range(2, 5)
 
 Weights = Callable[[Tensor, Tensor], Tensor]
+# Builds the attention of one layer, which is called like torch.nn.MultiheadAttention:
+# `factory(embed_dim, num_heads, batch_first=True, generator=...)`.
+AttentionFactory = Callable[..., nn.Module]
 
-_POOLINGS = ("cls", "mean")
 _CHOICES = {
     "positions": ("learned", "parts", "none"),
     "norm": ("post", "pre"),
@@ -89,17 +87,14 @@ class EncoderSettings:
             check_count(name, getattr(self, name))
         check_real("dropout", self.dropout, at_least=0, below=1)
         for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
-                raise unknown_name(name, getattr(self, name), known)
+            check_member(name, getattr(self, name), known)
         self._check_pooling()
 
     def _check_pooling(self) -> None:
         pooling = self.pooling
         if isinstance(pooling, str):
-            if pooling not in _POOLINGS:
-                raise unknown_name("pooling", pooling, _POOLINGS)
-            return
-        if isinstance(pooling, tuple | list | Tensor):
+            check_member("pooling", pooling, ("cls", "mean"))
+        elif isinstance(pooling, tuple | list | Tensor):
             weights = torch.as_tensor(pooling, dtype=torch.float64)
             total = weights.sum().item()
             if weights.dim() != 1 or (weights < 0).any() or abs(total - 1) > 1e-6:
@@ -115,20 +110,6 @@ class EncoderSettings:
                 "`pooling` must be 'cls', 'mean', weights or a function of (states, "
                 f"key_mask); got {pooling!r}."
             )
-
-
-class AttentionFactory(Protocol):
-    """What builds the attention of one layer: `KernelAttention`, or a partial of it."""
-
-    def __call__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        batch_first: bool,
-        generator: torch.Generator,
-    ) -> nn.Module:
-        """Build a layer that is called like `torch.nn.MultiheadAttention`."""
 
 
 class EncoderLayer(nn.Module):
@@ -148,36 +129,37 @@ class EncoderLayer(nn.Module):
         width, inner = settings.width, settings.ffn_width
         self.attention = attention
         self.attention_norm = nn.LayerNorm(width)
-        self.widen = empty_linear(width, inner)
-        self.narrow = empty_linear(inner, width)
+        self.widen = make_linear(width, inner, generator=generator)
+        self.narrow = make_linear(inner, width, generator=generator)
         self.ffn_norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(settings.dropout)
         self.pre_norm = settings.norm == "pre"
-        for linear in (self.widen, self.narrow):
-            reset_linear(linear, generator=generator)
 
     def attention_input(self, x: Tensor) -> Tensor:
         """Give what attention sees of the states."""
         normed: Tensor = self.attention_norm(x) if self.pre_norm else x
         return normed
 
-    def _attend(self, x: Tensor, padding: Tensor | None) -> Tensor:
-        out: Tensor = self.attention(
-            x, x, x, key_padding_mask=padding, need_weights=False
-        )[0]
-        return self.dropout(out)
+    def finish(
+        self, x: Tensor, out: Tensor, drop: Callable[[Tensor, int], Tensor]
+    ) -> Tensor:
+        """Add the output of attention, and that of the feed-forward network.
 
-    def _feed_forward(self, x: Tensor) -> Tensor:
-        inner = self.dropout(functional.gelu(self.widen(x)))
-        return self.dropout(self.narrow(inner))
+        `drop` is dropout, a function of a tensor and the number of its place.
+        """
+        x = x + drop(out, BRANCH)
+        x = x if self.pre_norm else self.attention_norm(x)
+        inside = self.ffn_norm(x) if self.pre_norm else x
+        inner = drop(functional.gelu(self.widen(inside)), INNER)
+        x = x + drop(self.narrow(inner), OUTER)
+        return x if self.pre_norm else self.ffn_norm(x)
 
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
         """Transform the states."""
-        if self.pre_norm:
-            x = x + self._attend(self.attention_norm(x), padding)
-            return x + self._feed_forward(self.ffn_norm(x))
-        x = self.attention_norm(x + self._attend(x, padding))
-        return self.ffn_norm(x + self._feed_forward(x))
+        seen = self.attention_input(x)
+        options = {"key_padding_mask": padding, "need_weights": False}
+        out = self.attention(seen, seen, seen, **options)[0]
+        return self.finish(x, out, lambda part, _: self.dropout(part))
 
 
 class KernelEncoder(nn.Module):
@@ -234,8 +216,7 @@ class KernelEncoder(nn.Module):
         )
         last = settings.norm == "pre"
         self.final_norm = nn.LayerNorm(width) if last else nn.Identity()
-        self.head = empty_linear(width, settings.n_classes)
-        reset_linear(self.head, generator=source)
+        self.head = make_linear(width, settings.n_classes, generator=source)
         given = isinstance(settings.pooling, tuple)
         weights = torch.tensor(settings.pooling) if given else None
         self.register_buffer("pooling_weights", weights)
@@ -306,7 +287,7 @@ class KernelEncoder(nn.Module):
         if callable(pooling):
             weights = pooling(states, real)
         elif self.pooling_weights is not None:
-            weights = self._given_weights(states)
+            weights = self.given_weights(states.shape[1]).to(states)
         else:
             weights = torch.ones_like(states[..., 0])
         weights = weights * real  # (batch, length)
@@ -314,15 +295,27 @@ class KernelEncoder(nn.Module):
         weights = weights / total.masked_fill(total == 0, 1)
         return (weights.unsqueeze(1) @ states).squeeze(1)
 
-    def _given_weights(self, states: Tensor) -> Tensor:
+    def given_weights(self, length: int) -> Tensor:
+        """Give the weights of the first positions, where settings have weights.
+
+        Parameters
+        ----------
+        length
+            How many positions.
+
+        Returns
+        -------
+        Tensor
+            Shape `(length,)`.
+        """
         assert self.pooling_weights is not None
-        known, length = len(self.pooling_weights), states.shape[1]
+        known = len(self.pooling_weights)
         if not torch.compiler.is_compiling() and length > known:
             raise ParameterError(
                 f"`pooling` must have a weight for each of {length} positions; got "
                 f"{known}."
             )
-        return self.pooling_weights[:length].to(states)
+        return self.pooling_weights[:length]
 
     def forward(
         self,

@@ -175,12 +175,8 @@ def make_layout(model: KernelEncoder, batch: TokenBatch) -> Layout:
                 f"`batch` must hold token ids from 0 to {size - 1}; got ids from {low} "
                 f"to {high}."
             )
-    weights = model.pooling_weights
-    if weights is not None and layout.longest > len(weights):
-        raise ParameterError(
-            f"`pooling` must have a weight for each of {layout.longest} positions; got "
-            f"{len(weights)}."
-        )
+    if model.pooling_weights is not None:
+        model.given_weights(layout.longest)  # refuses a longer sequence
     if model.settings.pooling == "cls" and (layout.lengths == 0).any():
         raise ParameterError(
             "`batch` must hold no empty sequence with pooling='cls', which takes the "

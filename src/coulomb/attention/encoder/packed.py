@@ -10,6 +10,7 @@ Element i at a place is dropped if the upper 16 bits of a hash of key and i are 
 on another day or after an interruption, drops the same elements.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,10 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from coulomb._support.errors import unknown_name
+from coulomb._support.checks import check_member
 from coulomb.attention.encoder.encoder import EncoderLayer, KernelEncoder
 from coulomb.attention.encoder.layout import Layout, TokenBatch, make_layout
 from coulomb.attention.layers.base import AbstractAttention, PackedTokens, in_mode
@@ -33,9 +33,10 @@ _WORD = 0xFFFFFFFF
 _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B  # of the 32-bit mixer "lowbias32"
 _LEVELS = 1 << 16
 
-# Numbers of the places that drop: the embedding, and four in each layer.
+# Numbers of the places that drop: the embedding, and four in each layer, the first
+# where attention drops and the others those of `EncoderLayer`.
 EMBEDDING, PER_LAYER = 0, 4
-ATTENDED, BRANCH, INNER, OUTER = range(1, 5)
+ATTENDED = 1
 
 
 class Dropout(NamedTuple):
@@ -73,10 +74,7 @@ def make_dropout(seed: int | None, place: int, rate: float) -> Dropout | None:
 
 def kept(dropout: Dropout, shape: tuple[int, ...]) -> Tensor:
     """Say which elements a place keeps."""
-    count = 1
-    for size in shape:
-        count *= size
-    x = torch.arange(count).add_(dropout.key).bitwise_and_(_WORD)
+    x = torch.arange(math.prod(shape)).add_(dropout.key).bitwise_and_(_WORD)
     x = (x ^ (x >> 16)).mul_(_FIRST).bitwise_and_(_WORD)
     x = (x ^ (x >> 15) ^ dropout.key).mul_(_SECOND).bitwise_and_(_WORD)
     return ((x ^ (x >> 16)) >> 16 >= dropout.threshold).view(shape)
@@ -88,25 +86,21 @@ class LayerDropout(NamedTuple):
     seed: int | None = None
     layer: int = 0
 
-    def at(self, place: int, rate: float) -> Dropout | None:
+    def at(self, rate: float, place: int = ATTENDED) -> Dropout | None:
         """Choose what a place of the layer drops."""
         return make_dropout(self.seed, PER_LAYER * self.layer + place, rate)
 
-    def of_heads(self, rate: float) -> Dropout | None:
-        """Choose what attention drops."""
-        return self.at(ATTENDED, rate)
-
     def drop(self, x: Tensor, rate: float, place: int = ATTENDED) -> Tensor:
         """Drop at a place of the layer."""
-        dropout = self.at(place, rate)
+        dropout = self.at(rate, place)
         return x if dropout is None else dropout.drop(x)
 
 
 __all__ = ["PackedHeads", "feature_function", "packed_logits"]
 
-FeatureFunction = Callable[[nn.Module, dict[str, Tensor], Any], list[Tensor]]
+Parameters = dict[str, Tensor]
+FeatureFunction = Callable[[nn.Module, Parameters, Any], list[Tensor]]
 
-_POOLS = ("mean", "cls", "none")
 # Gradients of embeddings that are all zero, by the table they are of.
 _SPARE = WeakTensorKeyDictionary()
 
@@ -188,7 +182,7 @@ class PackedHeads:
         feature_function("heads", self.pool)  # refuses a pool that there is not
 
     def __call__(
-        self, model: nn.Module, parameters: dict[str, Tensor], batch: Any
+        self, model: nn.Module, parameters: Parameters, batch: Any
     ) -> list[Tensor]:
         """Evaluate the encoder with other parameters, up to its last attention."""
         return feature_function("heads", self.pool)(model, parameters, batch)
@@ -206,17 +200,21 @@ def feature_function(kind: str = "heads", pool: str = "mean") -> FeatureFunction
       attention of every layer and head.
     - "logits": one tensor `(sequences, classes)`, or `(1, tokens, classes)`.
     """
-    if pool not in _POOLS:
-        raise unknown_name("pool", pool, _POOLS)
+    check_member("pool", pool, ("mean", "cls", "none"))
     kinds: dict[str, Callable[[KernelEncoder, TokenBatch], list[Tensor]]] = {
         "heads": lambda model, batch: _head_outputs(model, batch, pool),
         "weights": _attention_weights,
         "logits": _logits,
     }
-    if kind not in kinds:
-        raise unknown_name("kind", kind, kinds)
-    function = kinds[kind]
-    return lambda *arguments: _with_parameters(function, *arguments)
+    check_member("kind", kind, kinds)
+
+    def evaluate(model: nn.Module, parameters: Parameters, batch: Any) -> list[Tensor]:
+        named = {f"model.{name}": value for name, value in parameters.items()}
+        called = _Call(model, kinds[kind])
+        found: list[Tensor] = functional_call(called, named, batch.arguments)
+        return found
+
+    return evaluate
 
 
 class _Call(nn.Module):
@@ -228,20 +226,6 @@ class _Call(nn.Module):
 
     def forward(self, *arguments: Any) -> Any:
         return self.function(self.model, *arguments)
-
-
-def _with_parameters(
-    function: Callable[[KernelEncoder, TokenBatch], list[Tensor]],
-    model: nn.Module,
-    parameters: dict[str, Tensor],
-    batch: Any,
-) -> list[Tensor]:
-    """Call a function of an encoder with other parameters, which stay unchanged."""
-    named = {f"model.{name}": value for name, value in parameters.items()}
-    found: list[Tensor] = functional_call(
-        _Call(model, function), named, batch.arguments
-    )
-    return found
 
 
 def _head_outputs(model: KernelEncoder, batch: TokenBatch, pool: str) -> list[Tensor]:
@@ -346,12 +330,7 @@ class TorchForm(AbstractForm):
         rate = layer.dropout.p
         if isinstance(layer.attention, AbstractAttention):
             out = layer.attention.out_proj(out)
-        x = x + dropout.drop(out, rate, BRANCH)
-        x = x if layer.pre_norm else layer.attention_norm(x)
-        inside = layer.ffn_norm(x) if layer.pre_norm else x
-        inner = dropout.drop(functional.gelu(layer.widen(inside)), rate, INNER)
-        x = x + dropout.drop(layer.narrow(inner), rate, OUTER)
-        return x if layer.pre_norm else layer.ffn_norm(x)
+        return layer.finish(x, out, lambda x, place: dropout.drop(x, rate, place))
 
     def weighted_sums(self, x: Tensor, weights: NDArray[np.float64]) -> Tensor:
         return self.layout.sum(torch.from_numpy(weights).to(x).unsqueeze(1) * x)
@@ -416,8 +395,5 @@ def recycle_gradient(table: Tensor, token_ids: Tensor) -> None:
 
 def spare_gradient(table: Tensor) -> Tensor | None:
     """Give the gradient that was kept, once."""
-    if table not in _SPARE:
-        return None
-    found: Tensor = _SPARE[table]
-    del _SPARE[table]
+    found: Tensor | None = _SPARE.pop(table, None)  # type: ignore[no-untyped-call]
     return found

@@ -7,7 +7,7 @@ gradients of gradients there are none.
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,16 +17,16 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from coulomb.attention.encoder.encoder import (
+    BRANCH,
+    INNER,
+    OUTER,
     AttentionFactory,
     EncoderSettings,
     KernelEncoder,
 )
 from coulomb.attention.encoder.layout import Layout, TokenBatch
 from coulomb.attention.encoder.packed import (
-    BRANCH,
     EMBEDDING,
-    INNER,
-    OUTER,
     AbstractForm,
     Dropout,
     packed_logits,
@@ -42,9 +42,6 @@ from coulomb.kernels import encoder_rows as loops
 from coulomb.kernels import packed_attention as cores
 from coulomb.kernels import particles as particle_system
 
-if TYPE_CHECKING:
-    from coulomb.attention.encoder.layout import Layout
-
 
 class CompiledForm(AbstractForm):
     """The encoder on packed tokens in compiled loops: the fast twin of `TorchForm`."""
@@ -56,7 +53,7 @@ class CompiledForm(AbstractForm):
         places, norm = model.position_embedding, model.embedding_norm
         rows = None if places is None else places.weight
         tables = model.token_embedding.weight, rows, norm.weight, norm.bias
-        dropout = self.dropout(0).at(EMBEDDING, model.dropout.p)
+        dropout = self.dropout(0).at(model.dropout.p, EMBEDDING)
         inputs = self.token_ids.contiguous(), self.layout, norm.eps, dropout
         return apply(Embed, *tables, *inputs)
 
@@ -69,12 +66,12 @@ class CompiledForm(AbstractForm):
         ) -> Tensor:
             affine = (None, None) if pre else (norm.weight, norm.bias)
             matrix = x, residual, linear.weight, linear.bias
-            return apply(AddNorm, *matrix, *affine, norm.eps, dropout.at(at, rate))
+            return apply(AddNorm, *matrix, *affine, norm.eps, dropout.at(rate, at))
 
         assert isinstance(layer.attention, AbstractAttention)
         x = add(out, x, layer.attention.out_proj, layer.attention_norm, BRANCH)
         inside = layer.ffn_norm(x) if pre else x
-        drop = dropout.at(INNER, rate)
+        drop = dropout.at(rate, INNER)
         inner, same = apply(Gelu, inside, widen.weight, widen.bias, drop)
         return add(inner, x if pre else same, layer.narrow, layer.ffn_norm, OUTER)
 
@@ -289,13 +286,12 @@ def weight_gradient(wanted: bool, grad: Tensor, x: Tensor) -> Tensor | None:
 
 
 def _tracked(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in tensors
-    )
+    wanted = any(t is not None and t.requires_grad for t in tensors)
+    return wanted and torch.is_grad_enabled()
 
 
 def attend_features(
-    layer: AbstractFeatureAttention, x: Tensor, layout: "Layout"
+    layer: AbstractFeatureAttention, x: Tensor, layout: Layout
 ) -> Tensor | None:
     """Attend by features inside packed sequences, or give None where loops cannot."""
     particles, feature_map = layer.kernel()
@@ -314,7 +310,7 @@ def attend_features(
 
 
 def attend_softmax(
-    layer: AbstractAttention, x: Tensor, layout: "Layout"
+    layer: AbstractAttention, x: Tensor, layout: Layout
 ) -> Tensor | None:
     """Attend by softmax inside packed sequences, or give None where loops cannot."""
     long = layout.effective_length > _LONGEST
@@ -324,7 +320,7 @@ def attend_softmax(
     return apply(SoftmaxCore, joint, layer.num_heads, layout, _tracked(joint))
 
 
-def attend_mixtures(layer: Linformer, x: Tensor, layout: "Layout") -> Tensor | None:
+def attend_mixtures(layer: Linformer, x: Tensor, layout: Layout) -> Tensor | None:
     """Attend to mixtures inside packed sequences, or give None where loops cannot."""
     long = layout.longest > layer.max_length
     joint = None if long else _project_joint(layer, x)
@@ -420,7 +416,7 @@ def _features_forward(
     sides: list[_Side],
     phases: Tensor | None,
     loop_map: LoopMap,
-    layout: "Layout",
+    layout: Layout,
 ) -> _Features:
     """Evaluate features of the columns of x that hold queries and keys."""
     q = _project(x, sides[0])
@@ -498,7 +494,7 @@ class KernelCore(torch.autograd.Function):
         keys: Tensor | None,
         phases: Tensor | None,
         loop_map: LoopMap,
-        layout: "Layout",
+        layout: Layout,
         keep: bool,
     ) -> Tensor:
         """Attend."""
@@ -539,10 +535,9 @@ class KernelCore(torch.autograd.Function):
         run(cores.attend_features_back, *operands, out, grad, grads)
         grad_positions = torch.zeros_like(positions)
         grad_key_positions = None if keys is None else torch.zeros_like(keys)
-        wanted = needs[3] or needs[4]
-        grad_sides = (
-            _sides(grad_positions, grad_key_positions, columns) if wanted else None
-        )
+        grad_sides = None
+        if needs[3] or needs[4]:
+            grad_sides = _sides(grad_positions, grad_key_positions, columns)
         parts = loop_map, features, (grad_q, grad_k, grad_keys)
         sides = _sides(positions, keys, columns)
         if shared:
@@ -563,7 +558,7 @@ class SoftmaxCore(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, joint: Tensor, heads: int, layout: "Layout", keep: bool
+        ctx: Any, joint: Tensor, heads: int, layout: Layout, keep: bool
     ) -> Tensor:
         """Attend."""
         matrices = joint.new_empty(heads * int(layout.offsets[-1]) if keep else 0)
@@ -595,7 +590,7 @@ class MixtureCore(torch.autograd.Function):
         keys: Tensor,
         values: Tensor,
         heads: int,
-        layout: "Layout",
+        layout: Layout,
     ) -> Tensor:
         """Attend."""
         tokens, width, rank = len(joint), joint.shape[1] // 3, len(keys)

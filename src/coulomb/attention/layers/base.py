@@ -13,16 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coulomb._support.checks import Registry, check_count, check_real
-from coulomb._support.errors import ParameterError, ParameterTypeError, unknown_name
+from coulomb._support.checks import Registry, check_count, check_member, check_real
+from coulomb._support.errors import ParameterError, ParameterTypeError
 from coulomb._support.streams import make_generator
 from coulomb.attention.ops.checks import must_be_traceable
 
 if TYPE_CHECKING:
     from coulomb.attention.encoder.layout import Layout
     from coulomb.attention.encoder.packed import Dropout, LayerDropout
-
-QKV = ("learned", "shared")
 
 Seed = torch.Generator | int | None
 
@@ -42,30 +40,21 @@ def as_generator(generator: Seed) -> torch.Generator:
     return make_generator(check_count("generator", generator, at_least=0))
 
 
-def draw_uniform(
-    parameter: Tensor, bound: float, *, generator: torch.Generator
-) -> None:
+def draw_uniform(tensor: Tensor, bound: float, *, generator: torch.Generator) -> None:
     """Fill a parameter with numbers from `[-bound, bound]`.
 
     They are drawn in float32 on the CPU, so that a seed means the same numbers for
     every precision and device.
     """
-    drawn = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
+    drawn = torch.empty(tensor.shape, dtype=torch.float32, device="cpu")
     with torch.no_grad():
-        parameter.copy_(drawn.uniform_(-bound, bound, generator=generator))
+        tensor.copy_(drawn.uniform_(-bound, bound, generator=generator))
 
 
-def empty_linear(
-    n_in: int,
-    n_out: int,
-    *,
-    bias: bool = True,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> nn.Linear:
-    """Make a linear layer without drawing it."""
-    linear = nn.Linear(n_in, n_out, bias=bias, device="meta", dtype=dtype)
-    return linear.to_empty(device=device or torch.get_default_device())
+def empty_linear(n_in: int, n_out: int, **options: Any) -> nn.Linear:
+    """Make torch's linear layer without drawing it."""
+    place = options.pop("device", None) or torch.get_default_device()
+    return nn.Linear(n_in, n_out, device="meta", **options).to_empty(device=place)
 
 
 def reset_linear(linear: nn.Linear, *, generator: torch.Generator) -> None:
@@ -74,6 +63,13 @@ def reset_linear(linear: nn.Linear, *, generator: torch.Generator) -> None:
     draw_uniform(linear.weight, bound, generator=generator)
     if linear.bias is not None:
         draw_uniform(linear.bias, bound, generator=generator)
+
+
+def make_linear(n_in: int, n_out: int, *, generator: torch.Generator) -> nn.Linear:
+    """Make a linear layer and draw it."""
+    linear = empty_linear(n_in, n_out)
+    reset_linear(linear, generator=generator)
+    return linear
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -273,8 +269,7 @@ class AbstractAttention(nn.Module, ABC):
                 f"`embed_dim` must be divisible by `num_heads`; got {embed_dim} and "
                 f"{num_heads}."
             )
-        if qkv not in QKV:
-            raise unknown_name("qkv", qkv, QKV)
+        check_member("qkv", qkv, ("learned", "shared"))
         if qkv == "shared" and self.kdim != embed_dim:
             raise ParameterError(
                 f"`kdim` must equal `embed_dim` with qkv='shared'; got {kdim} and "
@@ -459,7 +454,7 @@ class AbstractAttention(nn.Module, ABC):
             What the heads give, side by side, `(tokens, embed_dim)`.
         """
         states, layout, dropout, _ = tokens
-        dropped = dropout.of_heads(self.dropout)
+        dropped = dropout.at(self.dropout)
         out = self.attend_compiled(tokens) if dropped is None else None
         if out is not None:
             return out

@@ -1,7 +1,6 @@
 """Linear attention with learnable kernels, called like torch's own layer."""
 
 from abc import abstractmethod
-from collections.abc import Callable
 from functools import partial
 from typing import Unpack
 
@@ -21,7 +20,7 @@ from coulomb.attention.layers.base import (
     real_keys,
 )
 from coulomb.attention.ops.api import kernel_attention, packed_attention
-from coulomb.attention.ops.checks import must_be_traceable
+from coulomb.attention.ops.checks import FeatureMap, must_be_traceable
 from coulomb.attention.ops.decoding import (
     AttentionState,
     decode_step,
@@ -201,9 +200,7 @@ class KernelAttention(AbstractFeatureAttention):
         embed_dim: int,
         num_heads: int,
         *,
-        feature_map: str
-        | AbstractFeatureMap
-        | Callable[[Tensor, Particles], Tensor] = DEFAULT_MAP,
+        feature_map: FeatureMap = DEFAULT_MAP,
         n_features: int = 256,
         start: AbstractLaw | str | None = None,
         tied: bool = True,
@@ -211,10 +208,8 @@ class KernelAttention(AbstractFeatureAttention):
         **options: Unpack[LayerOptions],
     ) -> None:
         super().__init__(embed_dim, num_heads, **options)
-        self.feature_map = as_feature_map(feature_map)
-        if not self.feature_map.positive and not isinstance(
-            self.feature_map, CustomMap
-        ):
+        self.feature_map = chosen = as_feature_map(feature_map)
+        if not chosen.positive and not isinstance(chosen, CustomMap):
             raise ParameterError(
                 "`feature_map` must be positive, or the weights of attention could sum "
                 f"to zero; got {feature_map!r}. Use 'favor' or 'cos2'."

@@ -1,12 +1,13 @@
 """Swapping the attention of a model that exists, with its weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from coulomb._support.errors import ParameterError, unknown_name
+from coulomb._support.checks import check_member
+from coulomb._support.errors import ParameterError
 from coulomb.attention.layers.base import Seed, as_generator, options_of
 from coulomb.attention.layers.kernel import KernelAttention
 from coulomb.attention.ops.checks import must_be_traceable
@@ -75,8 +76,7 @@ def replace_attention(
       ...
     """
     for name in settings:
-        if name not in _SETTINGS:
-            raise unknown_name("settings", name, _SETTINGS)
+        check_member("settings", name, _SETTINGS)
     found = {name: m for name, m in model.named_modules() if _is_attention(m)}
     if "" in found:
         raise ParameterError(
@@ -92,13 +92,17 @@ def replace_attention(
         )
     options = {"generator": as_generator(generator), **settings}
     # Everything is built before anything is swapped: a refusal changes nothing.
-    swaps = [(name, _swapped(found[name], options)) for name in chosen]
-    for name, layer in swaps:
+    swap_layers(model, {name: _swapped(found[name], options) for name in chosen})
+    return chosen
+
+
+def swap_layers(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
+    """Put layers in the places of a model that they are named by."""
+    for name, layer in layers.items():
         model.set_submodule(name, layer)
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # it was decided for another layer
-    return chosen
 
 
 def _is_attention(module: nn.Module) -> bool:
@@ -216,19 +220,35 @@ class TransformersAttention(nn.Module):
 def _padding(mask: Tensor | None, *, causal: bool) -> Tensor | None:
     if mask is None:
         return None
-    if mask.dim() == 2:
-        return ~mask.bool()
-    seen = mask
-    if mask.is_floating_point():
-        seen = mask > torch.finfo(mask.dtype).min / 2
-    keys = seen[:, :1, -1:]  # (batch, 1, 1, length): the last query sees every token
-    if mask.stride(2) and mask.shape[2] > 1 and not must_be_traceable(mask):
+    real = real_tokens(mask)
+    repeated = mask.dim() == 2 or mask.stride(2) == 0 or mask.shape[2] == 1
+    if not repeated and not must_be_traceable(mask):
+        seen = _seen(mask)
         rows = torch.ones_like(seen[0, 0])
-        expected = keys & rows.tril() if causal else keys & rows
+        expected = real[:, None, None] & (rows.tril() if causal else rows)
         if not torch.equal(seen, expected.expand_as(seen)):
             raise ParameterError(
                 "`attention_mask` must hide the same tokens from all queries, or the "
                 f"future; got another of shape {tuple(mask.shape)}, which linear "
                 "attention cannot express."
             )
-    return ~keys[:, 0, 0]
+    return ~real
+
+
+def _seen(mask: Tensor) -> Tensor:
+    if mask.is_floating_point():
+        return mask > torch.finfo(mask.dtype).min / 4
+    return mask.bool()
+
+
+def real_tokens(mask: Tensor) -> Tensor:
+    """Read the padding out of a mask of transformers.
+
+    Examples
+    --------
+    >>> real_tokens(torch.tensor([[[[0.0, -3e38]]]]))
+    tensor([[ True, False]])
+    """
+    if mask.dim() == 2:
+        return mask.bool()
+    return _seen(mask[:, 0, -1])  # the last query sees every token
