@@ -259,8 +259,8 @@ def load_data(data: Mapping[str, Any]) -> Corpus:
         return load_task(data["task"], folder, validation_share=share)
     if not data.get("train"):
         raise ParameterError(
-            "`run` has no data of its own: it was trained on data in memory. Name a "
-            "file."
+            "`run` has no data of its own: it was trained on data in memory. Pass it "
+            "in Python as `corpus`, or name a file."
         )
     options: dict[str, Any] = {name: data.get(name) for name in _FILE_KEYS}
     return read_corpus(**options, validation_share=_SHARE if share is None else share)
