@@ -26,7 +26,7 @@ from coulomb.attention.encoder.layout import IGNORED, TokenBatch
 from coulomb.attention.encoder.packed import packed_logits, recycle_gradient
 from coulomb.dynamics.loop import load_run
 from coulomb.text import run_folder
-from coulomb.text.align import keep_start, run_phase_a
+from coulomb.text.align import run_phase_a
 from coulomb.text.data import Corpus
 from coulomb.text.evaluate import judged_by, score_split
 from coulomb.text.run_folder import CHECKPOINT, Checkpoint, Store, check_tensors
@@ -381,7 +381,6 @@ class Trainer:
 
     def _align(self, tell: Tell) -> None:
         self._save()
-        keep_start(self.store.particles, self.setup)
 
         def report(record: dict[str, Any]) -> None:
             self.store.record({"phase": "A", **record})
