@@ -23,25 +23,21 @@ Texts = Annotated[
 def linearise(
     model_dir: Model,
     texts: Texts,
-    out: Annotated[Path, Option(help="Folder for the linearised model.")],
-    n_features: Annotated[int, Option(min=1, help="Particles per head.")] = 64,
-    feature_map: Annotated[
-        str, Option(help="softmaxfeat, favor, elu, softplus or sigmoid2.")
-    ] = "softmaxfeat",
-    objective: Annotated[str, Option(help="kl, mse or alignment.")] = "kl",
-    keep_exact: Annotated[
-        str,
-        Option(
-            help="Heads that keep softmax: how many, or layer.head with commas between."
-        ),
-    ] = "0",
-    steps: Annotated[int, Option(min=0, help="Steps of each layer.")] = 200,
-    distil_steps: Annotated[
-        int, Option(min=0, help="Steps of all layers together.")
-    ] = 80,
-    max_tokens: Annotated[
-        int, Option(min=64, help="Tokens to learn from: the memory it needs.")
-    ] = 30_000,
+    out: Path = Option(help="Folder for the linearised model."),
+    n_features: int = Option(64, min=1, help="Particles per head."),
+    feature_map: str = Option(
+        "softmaxfeat", help="softmaxfeat, favor, elu, softplus or sigmoid2."
+    ),
+    objective: str = Option("kl", help="kl, mse or alignment."),
+    keep_exact: str = Option(
+        "0",
+        help="Heads that keep softmax: how many, or layer.head with commas between.",
+    ),
+    steps: int = Option(200, min=0, help="Steps of each layer."),
+    distil_steps: int = Option(80, min=0, help="Steps of all layers together."),
+    max_tokens: int = Option(
+        30_000, min=64, help="Tokens to learn from: the memory it needs."
+    ),
     seed: Seed = 0,
     json: Json = None,
 ) -> None:
@@ -88,14 +84,12 @@ def linearise(
 def kernels(
     model_dir: Model,
     texts: Texts,
-    n_features: Annotated[
-        str, Option(help="Numbers of features, with commas between.")
-    ] = "16,64,256",
-    steps: Annotated[
-        int, Option(min=0, help="Steps of learned particles in each layer.")
-    ] = 100,
-    max_tokens: Annotated[int, Option(min=64, help="Tokens recorded.")] = 12_000,
-    worst: Annotated[int, Option(min=0, help="Heads to name.")] = 6,
+    n_features: str = Option(
+        "16,64,256", help="Numbers of features, with commas between."
+    ),
+    steps: int = Option(100, min=0, help="Steps of learned particles in each layer."),
+    max_tokens: int = Option(12_000, min=64, help="Tokens recorded."),
+    worst: int = Option(6, min=0, help="Heads to name."),
     seed: Seed = 0,
     json: Json = None,
 ) -> None:

@@ -44,18 +44,18 @@ def meanfield(
     s: Exponent = 0.0,
     truncation: Truncation = 0.0,
     strength: Strength = 1.0,
-    beta: Annotated[float, Option(help="Inverse temperature, or inf.")] = 2.0,
-    start: Annotated[
-        str, Option(help="The first density, a formula; it is normalised.")
-    ] = "exp(-10*(x-0.4)**2)",
-    time: Annotated[float, Option(help="When particles are compared.")] = 0.3,
+    beta: float = Option(2.0, help="Inverse temperature, or inf."),
+    start: str = Option(
+        "exp(-10*(x-0.4)**2)", help="The first density, a formula; it is normalised."
+    ),
+    time: float = Option(0.3, help="When particles are compared."),
     counts: Counts = "16,32,64,128,256",
-    replicas: Annotated[int, Option(min=2, help="Runs for each number.")] = 16,
-    step_size: Annotated[float, Option(help="eta of the particles.")] = 2e-3,
-    clip: Annotated[float, Option(help="Largest drift of a particle.")] = 50.0,
-    boundary: Annotated[
-        Literal["reflect", "project"], Option(help="Particles at the wall.")
-    ] = "reflect",
+    replicas: int = Option(16, min=2, help="Runs for each number."),
+    step_size: float = Option(2e-3, help="eta of the particles."),
+    clip: float = Option(50.0, help="Largest drift of a particle."),
+    boundary: Literal["reflect", "project"] = Option(
+        "reflect", help="Particles at the wall."
+    ),
     observable: Observable = "cos(x)",
     seed: Seed = 0,
     figure: Picture = None,
@@ -144,21 +144,13 @@ def deviations(
     s: Exponent = 0.0,
     truncation: Truncation = 0.0,
     strength: Strength = 0.5,
-    beta: Annotated[
-        float, Option(help="beta_N = beta N^power, the factor of the energy.")
-    ] = 1.0,
-    power: Annotated[
-        float, Option(min=1, help="1 for speed N, above for speed beta_N.")
-    ] = 1.0,
+    beta: float = Option(1.0, help="beta_N = beta N^power, the factor of the energy."),
+    power: float = Option(1.0, min=1, help="1 for speed N, above for speed beta_N."),
     observable: Observable = "cos(x)",
-    delta: Annotated[float, Option(help="The deviation.")] = 0.25,
+    delta: float = Option(0.25, help="The deviation."),
     counts: Counts = "8,16,32,64",
-    configurations: Annotated[
-        int, Option(min=10, help="Draws for each estimate.")
-    ] = 4000,
-    bridges: Annotated[
-        int, Option(min=0, help="Annealing steps; cold systems need some.")
-    ] = 0,
+    configurations: int = Option(4000, min=10, help="Draws for each estimate."),
+    bridges: int = Option(0, min=0, help="Annealing steps; cold systems need some."),
     seed: Seed = 0,
     figure: Picture = None,
     json: Json = None,
