@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from coulomb._support.checks import check_count, check_member, check_real
 from coulomb._support.errors import FileFormatError, ParameterError, ParameterTypeError
@@ -58,11 +58,7 @@ def _rows() -> dict[str, Variant]:
 
 
 VARIANTS = _rows()
-PAPER_ROWS = tuple(
-    name
-    for name in VARIANTS
-    if not name.startswith(("control-", "noise-", "placed-", "strewn-"))
-)
+PAPER_ROWS = tuple(n for n, x in VARIANTS.items() if x.phase_a in ("none", "align"))
 
 
 def find_variant(name: str) -> Variant:
@@ -122,11 +118,11 @@ class ModelSettings:
     n_heads: int = _about("Heads.", 2)
     ffn_width: int = _about("Width inside the feed-forward part.", 256)
     dropout: float = _about("Dropout.", 0.3, 0.1, at_least=0, below=1)
-    positions: str = _about(
-        "Position embeddings: learned, parts (of a pair) or none.", "learned"
+    positions: Literal["learned", "parts", "none"] = _about(
+        "Position embeddings, of tokens or of the parts of a pair.", "learned"
     )
-    norm: str = _about("Layer norm: post or pre.", "post")
-    pooling: str = _about("Pooling: mean or cls.", "mean")
+    norm: Literal["post", "pre"] = _about("Layer norm.", "post")
+    pooling: Literal["mean", "cls"] = _about("Pooling.", "mean")
     max_length: int = _about("Tokens of a text; longer ones are cut.", 128, at_least=3)
     n_features: int = _about("Particles of each head.", 256)
     feature_temperature: float = _about("tau of the feature map.", 1.0, above=0)
@@ -193,15 +189,21 @@ class AlignSettings:
     """
 
     after: int = _about("Epochs of Phase B before it.", 0, at_least=0)
-    start: str = _about("drawn; for tags windows or shifts.", "chosen", "drawn")
+    start: Literal["drawn", "windows", "chosen"] = _about(
+        "Where particles begin.", "chosen", "drawn"
+    )
     shifts: str = _about("Shifts such as -1,1; empty: by labels.", "")
     epochs: float = _about("Its length, at most.", 0.0, 10.0, at_least=0)
-    objective: str = _about("auto, centred, likelihood, ...", "centred", "within-class")
-    level: str = _about("sequence, token, layer or head.", "sequence")
-    sampler: str = _about("How particles move: langevin or adam.", "langevin")
+    objective: Literal[
+        "auto", "centred", "within-class", "likelihood", "neighbours"
+    ] = _about("What is aligned.", "centred", "within-class")
+    level: Literal["sequence", "token", "layer", "head"] = _about(
+        "Of what it is aligned.", "sequence"
+    )
+    sampler: Literal["langevin", "adam"] = _about("How particles move.", "langevin")
     step_size: float = _about("eta.", 1.0, 2e-3, above=0)
     inverse_temperature: float = _about("beta.", 1e5, 50.0, above=0, infinite=True)
-    drift: str = _about("Scale of the drift: N or plain.", "N", "plain")
+    drift: Literal["N", "plain"] = _about("Scale of the drift.", "N", "plain")
     clip: float = _about("Bound of the drift.", 1.0, 10.0, above=0, infinite=True)
     strength: float = _about("lambda of the repulsion.", 1e-3, at_least=0)
     riesz: float = _about("s of the repulsion; 0: logarithm.", 0.0, above=-2)
@@ -245,10 +247,12 @@ class TrainSettings:
     epochs: int = _about("Epochs of cross-entropy.", 2, 10)
     min_steps: int = _about("Steps of Phase B, at least.", 500, 0, at_least=0)
     batch_size: int = _about("Texts of a step.", 64)
-    optimiser: str = _about("adam or adamw.", "adam")
+    optimiser: Literal["adam", "adamw"] = _about("Optimiser.", "adam")
     lr: float = _about("Learning rate.", 5e-4, 2e-4, above=0)
     weight_decay: float = _about("Weight decay of matrices.", 0.0, at_least=0)
-    schedule: str = _about("constant, linear or cosine.", "linear", "constant")
+    schedule: Literal["constant", "linear", "cosine"] = _about(
+        "Learning rate after its rise.", "linear", "constant"
+    )
     warm_up_share: float = _about(
         "Share of steps in which lr rises.", 0.1, 0.0, at_least=0, below=1
     )
@@ -274,18 +278,6 @@ SETTINGS: dict[str, tuple[str, Field[Any]]] = {
     f"align_{part.name}" if group == "align" else part.name: (group, part)
     for group, record in GROUPS.items()
     for part in fields(record)
-}
-_CHOICES = {
-    "positions": ("learned", "parts", "none"),
-    "norm": ("post", "pre"),
-    "pooling": ("mean", "cls"),
-    "align_objective": ("auto", "centred", "within-class", "likelihood", "neighbours"),
-    "align_level": ("sequence", "token", "layer", "head"),
-    "align_start": ("drawn", "windows", "chosen"),
-    "align_sampler": ("langevin", "adam"),
-    "align_drift": ("N", "plain"),
-    "optimiser": ("adam", "adamw"),
-    "schedule": ("constant", "linear", "cosine"),
 }
 # Settings that came later, and what was done before them.
 _LATER = {
@@ -446,6 +438,9 @@ def read_shifts(text: str) -> tuple[int, ...]:
 
 def _checked(name: str, part: Field[Any], value: Any) -> Any:
     kind: Any = part.type
+    if get_args(kind):
+        check_member(name, value, get_args(kind))
+        return value
     if kind is float:
         if value == "inf":
             value = math.inf
@@ -456,8 +451,6 @@ def _checked(name: str, part: Field[Any], value: Any) -> Any:
         raise ParameterTypeError(
             f"`{name}` must be {words.get(kind, 'a string')}; got {value!r}."
         )
-    if name in _CHOICES:
-        check_member(name, value, _CHOICES[name])
     check: Any = {int: check_count, float: check_real}.get(kind)
     return value if check is None else check(name, value, **part.metadata["rule"])
 
