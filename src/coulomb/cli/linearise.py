@@ -7,7 +7,14 @@ import typer
 from typer import Argument, Option
 
 from coulomb._support.errors import FileFormatError, ParameterError
-from coulomb.cli.output import Json, Seed, print_table, whole_numbers, write_numbers
+from coulomb.cli.output import (
+    Json,
+    Seed,
+    print_table,
+    read_lines,
+    whole_numbers,
+    write_numbers,
+)
 
 if TYPE_CHECKING:
     from coulomb.linearise import KernelTable
@@ -57,7 +64,7 @@ def linearise(
     `coulomb linearise bert-base --texts reviews.txt --out fast --n-features 128
     --keep-exact 0.3,2.11`
     """
-    lines, kept = _read_texts(texts), _heads(keep_exact)
+    lines, kept = list(read_lines(texts)), _heads(keep_exact)
     model, tokenizer = _load(model_dir)
     from coulomb.linearise import linearise as learn
 
@@ -106,7 +113,7 @@ def kernels(
 
     `coulomb kernels bert-base --texts reviews.txt --n-features 32,128 --json out.json`
     """
-    counts, lines = whole_numbers("n_features", n_features), _read_texts(texts)
+    counts, lines = whole_numbers("n_features", n_features), list(read_lines(texts))
     model, tokenizer = _load(model_dir)
     from coulomb.linearise import kernel_table
 
@@ -149,15 +156,6 @@ def _heads(text: str) -> int | list[tuple[int, int]]:
         raise ParameterError(
             "`keep_exact` must be a number of heads, or layer.head with commas "
             f"between, such as 0.3,2.11; got {text!r}."
-        ) from error
-
-
-def _read_texts(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise FileFormatError(
-            f"{path} is not a text file in UTF-8: {error.reason} at byte {error.start}."
         ) from error
 
 

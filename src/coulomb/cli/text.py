@@ -15,8 +15,8 @@ import typer
 from typer import Argument, Option
 
 from coulomb._support.checks import check_member
-from coulomb._support.errors import FileFormatError, ParameterError
-from coulomb.cli.output import Json, print_table, write_numbers
+from coulomb._support.errors import ParameterError
+from coulomb.cli.output import Json, print_table, read_lines, write_numbers
 from coulomb.text.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -87,21 +87,15 @@ def train(
     data: Path | None = Argument(
         None, help="CSV, TSV, JSON-lines or Parquet file of training rows."
     ),
-    text: list[str] | None = Option(
-        None, help="Column of texts; give it twice for pairs."
-    ),
+    text: list[str] | None = Option(None, help="Column of texts; twice for pairs."),
     label: str | None = Option(None, help="Column of labels."),
     validation: Path | None = Option(None, help="File of validation rows."),
     test: Path | None = Option(None, help="File of test rows."),
-    validation_share: float | None = Option(
-        None, help="Share of training rows kept back."
-    ),
+    validation_share: float | None = Option(None, help="Share of rows kept back."),
     task: str | None = Option(
         None, help="sst2, qqp, rotten_tomatoes, imdb, mrpc, conll2003 or hkcancor."
     ),
-    data_dir: Path | None = Option(
-        None, help="Folder of data sets [env: COULOMB_DATA]."
-    ),
+    data_dir: Path | None = Option(None, help="Data sets [env: COULOMB_DATA]."),
     vocabulary: Path | None = Option(None, help="vocab.txt or tokenizer.json."),
     preset: str | None = Option(
         None,
@@ -113,9 +107,7 @@ def train(
     resume: Path | None = Option(None, help="Go on with an interrupted run."),
     save_every: int = Option(500, min=1, help="Steps between checkpoints."),
     threads: Threads = None,
-    tensorboard: bool = Option(
-        False, "--tensorboard", help="Write logs for TensorBoard."
-    ),
+    tensorboard: bool = Option(False, "--tensorboard", help="Write TensorBoard logs."),
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Train a text classifier or a tagger, in two phases.
@@ -287,13 +279,12 @@ def _labelled(
     data: Path, predictor: "Predictor", text: list[str] | None, label: str | None
 ) -> "Split":
     from coulomb.text.data import numbered_split
-    from coulomb.text.files import join_columns, read_columns
+    from coulomb.text.files import read_rows
 
     trained = _columns(predictor)
     names, column = text or trained[0], label or trained[1]
     _need_columns(data, names, column)
-    table = read_columns(data, [*names, column])
-    rows = join_columns(table, names), table[column]
+    rows = read_rows(data, names, column)
     return numbered_split(data.name, rows, predictor.classes)
 
 
@@ -390,24 +381,10 @@ def read_texts(
             raise ParameterError(f"Name the column of {file}: `--text COLUMN`.")
         rows: Iterable[Any] = join_columns(read_columns(file, columns), columns)
     else:
-        rows = (_parsed(line, len(columns), kind) for line in given or _lines(file))
+        rows = (_parsed(line, len(columns), kind) for line in given or read_lines(file))
     items = iter(rows)
     while some := list(islice(items, _AT_ONCE)):
         yield some
-
-
-def _lines(file: Path | None) -> Iterator[str]:
-    name = "Standard input" if file is None else str(file)
-    stream = sys.stdin.buffer if file is None else file.open("rb")
-    with stream:
-        for number, line in enumerate(stream, start=1):
-            try:
-                yield line.decode("utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise FileFormatError(
-                    f"{name} is not UTF-8: byte 0x{line[error.start]:02x} in line "
-                    f"{number}."
-                ) from error
 
 
 def _parsed(line: str, n_columns: int, kind: str) -> Any:

@@ -70,7 +70,8 @@ def alignment_objective(settings: TextSettings, kind: str) -> str:
 def alignment_settings(settings: TextSettings, kind: str) -> AlignmentSettings:
     """Give the settings of `coulomb.attention.align`."""
     model, chosen = settings.model, settings.align
-    objective, level = alignment_objective(settings, kind), chosen.level
+    objective = alignment_objective(settings, kind)
+    level: str = chosen.level
     by_weights = objective == NEIGHBOURS
     has_no_levels = by_weights or objective == "likelihood"
     if has_no_levels or (kind == "token" and level == "sequence"):
@@ -184,12 +185,11 @@ def choose_start(setup: Setup) -> Start:
     if can_select_norm(setup):
         return choose_pair_norm(setup)
     kind, settings = setup.corpus.kind, setup.settings
-    if kind == "token" and settings.align.start != "drawn":
-        if uses_windows(settings, kind):
-            return choose_windows(setup)
-        windows = window_start(setup)
-        if windows is not None:
-            return Start(windows, "windows")
+    if uses_windows(settings, kind):
+        return choose_windows(setup)
+    positions, asked = settings.model.positions, settings.align.start
+    if kind == "token" and asked == "windows" and positions == "learned":
+        return Start(window_start(setup), "windows")
     return Start(ParticleLayers.find(setup.model).read(setup.model), "drawn")
 
 
@@ -217,12 +217,11 @@ def judge_start(
     )
 
 
-def window_start(setup: Setup, shifts: Sequence[int] | None = None) -> Tensor | None:
+def window_start(setup: Setup, shifts: Sequence[int] | None = None) -> Tensor:
     """Point the particles at windows of positions, with the norms of the drawn ones."""
     model = setup.model
     table = model.position_embedding
-    if table is None or model.settings.positions != "learned":
-        return None
+    assert table is not None
     drawn = ParticleLayers.find(model).read(model)
     layers, heads, count, _ = drawn.shape
     sides = 1 if shifts is None else 2
@@ -254,9 +253,7 @@ def choose_windows(setup: Setup, *, at_random: bool = False) -> Start:
     else:
         choice = measure_windows(setup).choose(heads)
         shifts = choice.shifts
-    positions = window_start(setup, shifts)
-    assert positions is not None
-    return Start(positions, "windows", shifts, choice)
+    return Start(window_start(setup, shifts), "windows", shifts, choice)
 
 
 def measure_windows(setup: Setup, *, n_shuffles: int = 0) -> Contexts:
@@ -270,7 +267,6 @@ def measure_windows(setup: Setup, *, n_shuffles: int = 0) -> Contexts:
             form = packed_form(setup.model, batch)
             x, shown = form.embed(), []
             for window in windows:
-                assert window is not None
                 attention.particles.copy_(window[0])
                 out = form.attend(0, x)
                 shown.append(out[labelled, :dim])  # heads are alike: the first
@@ -462,9 +458,7 @@ def _place(setup: Setup, *, at_random: bool) -> dict[str, Any]:
     elif at_random:
         start = choose_windows(setup, at_random=True)
     else:
-        windows = window_start(setup)
-        assert windows is not None
-        start = Start(windows, "windows")
+        start = Start(window_start(setup), "windows")
     ParticleLayers.find(setup.model).write(setup.model, start.positions)
     return {"summary": start.sentence().strip(), "shifts": start.shifts}
 

@@ -36,7 +36,6 @@ CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.json"
 HISTORY = "history.jsonl"
 ENVIRONMENT = "environment.json"
-_CONFIG_KEYS = ("format", "settings", "kind", "classes", "data", "fingerprint")
 
 
 class Config(NamedTuple):
@@ -47,6 +46,9 @@ class Config(NamedTuple):
     classes: tuple[Any, ...]
     data: dict[str, Any]
     fingerprint: str
+
+
+_CONFIG_KEYS = ("format", *Config._fields)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

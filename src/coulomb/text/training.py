@@ -329,8 +329,12 @@ class Trainer:
                 self.now = Progress(**found.facts)
             except TypeError as error:
                 raise FileFormatError(f"{CHECKPOINT} is damaged: {error}.") from error
-            check_tensors(CHECKPOINT, found.tensors, self._tensors())
-            self._take(found.tensors)
+            tensors = self._tensors()
+            check_tensors(CHECKPOINT, found.tensors, tensors)
+            weights = {k: found.tensors[f"model.{k}"] for k in self.model.state_dict()}
+            self.model.load_state_dict(weights)
+            for name, value in tensors.items():
+                value.copy_(found.tensors[name])
             file = self.store.particles
             if self.align_at is not None and file is not None and file.is_file():
                 aligned = load_run(file).state.step
@@ -353,13 +357,6 @@ class Trainer:
             tensors |= {f"adam.{name}.{key}": value for key, value in state.items()}
         averages = self.average.tensors().items()
         return tensors | {f"average.{name}": value for name, value in averages}
-
-    def _take(self, tensors: Mapping[str, Tensor]) -> None:
-        weights = {k: tensors[f"model.{k}"] for k in self.model.state_dict()}
-        self.model.load_state_dict(weights)
-        for name, value in self._tensors().items():
-            if not name.startswith("model."):
-                value.copy_(tensors[name])
 
     # The loop
 
