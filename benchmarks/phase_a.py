@@ -104,7 +104,7 @@ def run(name: str, task: str, n_features: int, seed: int, data_dir: Path | None)
     setup = set_up(corpus, preset("default", changes), vocabulary)
     trainer = Trainer(setup, Store(), 10**9)
     if factor:
-        trainer.optimisers.append(particle_optimiser(setup.model, factor))
+        train_particles(trainer.optimiser, setup.model, factor)
     with show(trainer.total, False, None) as display:
         trainer.run(display)
     judged = judged_by(corpus.kind, corpus.classes)
@@ -127,18 +127,18 @@ def run(name: str, task: str, n_features: int, seed: int, data_dir: Path | None)
     }
 
 
-def particle_optimiser(model, factor: float) -> torch.optim.Optimizer:
+def train_particles(optimiser, model, factor: float) -> None:
     """Train the particles too: an upper bound of what moving them can give."""
     layers = [part for part in model.modules() if isinstance(part, KernelAttention)]
     for layer in layers:
         layer.unfreeze_particles()
-    adam = torch.optim.Adam([layer.particles for layer in layers])
+    particles = [layer.particles for layer in layers]
+    optimiser.add_param_group({"params": particles, "weight_decay": 0.0})
 
     def scaled(optimiser, *_):
-        optimiser.param_groups[0]["lr"] *= factor  # the trainer sets it at every step
+        optimiser.param_groups[-1]["lr"] *= factor  # the trainer sets it at every step
 
-    adam.register_step_pre_hook(scaled)
-    return adam
+    optimiser.register_step_pre_hook(scaled)
 
 
 def print_table(rows: list[dict]) -> None:

@@ -63,7 +63,8 @@ def test_a_checkpoint_goes_on():
         model.weight.data.add_(1.0)
         one.add(step)
     other = RunningAverage(model, 20.0)
-    other.take({name: value.clone() for name, value in one.tensors().items()})
+    for name, value in other.tensors().items():
+        value.copy_(one.tensors()[name])
     for average in (one, other):
         average.add(25)
     for name, value in one.tensors().items():

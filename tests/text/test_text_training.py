@@ -148,8 +148,6 @@ def test_placed_particles_look_at_windows_of_positions(corpus, vocabulary):
     assert torch.equal(found, windows[1])
     norms = found.norm(dim=-1)
     torch.testing.assert_close(norms, norms.mean().expand_as(norms))
-    nowhere = tiny_settings(positions="none")
-    assert window_start(set_up(corpus, nowhere, vocabulary)) is None
     with pytest.raises(CoulombError, match="`positions` must be 'learned'"):
         train_tiny(corpus, vocabulary, attention="placed-cos2", positions="none")
 
@@ -185,6 +183,14 @@ def test_tags_begin_at_windows():
     assert facts["steps"] == 0
     assert torch.equal(setup.model.layers[0].attention.particles, windows[0])
     assert facts["summary"].startswith("Particles began at windows of positions.")
+
+
+def test_tags_without_positions_keep_drawn_particles():
+    corpus = build_corpus("names", tagged(40), validation_share=0.2)
+    vocabulary = train_vocabulary(corpus.split("train").texts, size=60)
+    options = {"positions": "none", "align_start": "windows", "align_epochs": 0.0}
+    setup = set_up(corpus, tiny_settings(**options), vocabulary)
+    assert run_phase_a(setup, None, lambda record: None)["begun"] == "drawn"
 
 
 def test_pooled_texts_keep_drawn_particles():

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer import Option
@@ -15,10 +15,10 @@ _FEATURES = ("raw", "fixed", "control", "learned")
 
 
 def demo(
-    out: Annotated[Path, Option(help="Folder for the picture and the table.")] = Path(
-        "coulomb-demo"
+    out: Path = Option(
+        Path("coulomb-demo"), help="Folder for the picture and the table."
     ),
-    trials: Annotated[int, Option(min=2, help="Repetitions of each comparison.")] = 5,
+    trials: int = Option(5, min=2, help="Repetitions of each comparison."),
     seed: Seed = 0,
 ) -> None:
     """Compare fixed and learned random features on three problems.

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer import Argument, Option
@@ -18,32 +18,27 @@ _STYLES = {"holds": "green", "does not hold": "red", "not tested here": "dim"}
 
 
 def reproduce(
-    name: Annotated[str, Argument(help=f"The experiment: {_ALL}.")],
-    preset: Annotated[
-        str, Option(help="smoke (seconds), paper, or full (more trials).")
-    ] = "paper",
-    jobs: Annotated[int, Option(min=1, help="Workers, each with one thread.")] = 1,
-    out: Annotated[
-        Path, Option(help="Folder of the records; finished jobs are kept.")
-    ] = Path("results"),
-    task: Annotated[
-        list[str] | None,
-        Option(help="Text data set, for text, budget and phase-a; may be repeated."),
-    ] = None,
-    data_dir: Annotated[
-        Path | None, Option(envvar="COULOMB_DATA", help="Folder of the text data sets.")
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        Option(
-            metavar="NAME=VALUE,...",
-            help="Some jobs of the plan, by method, constants, control, seed and the "
-            "like; may be repeated.",
-        ),
-    ] = None,
-    csv: Annotated[
-        Path | None, Option(help="Also write summary tables to this folder.")
-    ] = None,
+    name: str = Argument(help=f"The experiment: {_ALL}."),
+    preset: str = Option(
+        "paper", help="smoke (seconds), paper, or full (more trials)."
+    ),
+    jobs: int = Option(1, min=1, help="Workers, each with one thread."),
+    out: Path = Option(
+        Path("results"), help="Folder of the records; finished jobs are kept."
+    ),
+    task: list[str] | None = Option(
+        None, help="Text data set, for text, budget and phase-a; may be repeated."
+    ),
+    data_dir: Path | None = Option(
+        None, envvar="COULOMB_DATA", help="Folder of the text data sets."
+    ),
+    only: list[str] | None = Option(
+        None,
+        metavar="NAME=VALUE,...",
+        help="Some jobs of the plan, by method, constants, control, seed and the "
+        "like; may be repeated.",
+    ),
+    csv: Path | None = Option(None, help="Also write summary tables to this folder."),
 ) -> None:
     """Repeat a table or figure of the paper, with the controls it lacks.
 
@@ -103,12 +98,10 @@ def _choices(only: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def claims(
-    out: Annotated[
-        Path, Argument(help="Folder of the records of `coulomb reproduce`.")
-    ] = Path("results"),
-    json: Annotated[
-        Path | None, Option("--json", help="Write everything to this file.")
-    ] = None,
+    out: Path = Argument(
+        Path("results"), help="Folder of the records of `coulomb reproduce`."
+    ),
+    json: Path | None = Option(None, "--json", help="Write everything to this file."),
 ) -> None:
     """Hold the paper's claims against our records.
 
@@ -190,15 +183,11 @@ def _plain(results: "list[Result]") -> list[dict[str, Any]]:
 
 
 def report(
-    folder: Annotated[
-        Path, Argument(metavar="DIR", help="The folder of `coulomb reproduce`.")
-    ],
-    out: Annotated[
-        Path | None, Option(help="The page to write; DIR/report.html if not given.")
-    ] = None,
-    open_page: Annotated[
-        bool, Option("--open", help="Show the page in the web browser.")
-    ] = False,
+    folder: Path = Argument(metavar="DIR", help="The folder of `coulomb reproduce`."),
+    out: Path | None = Option(
+        None, help="The page to write; DIR/report.html if not given."
+    ),
+    open_page: bool = Option(False, "--open", help="Show the page in the web browser."),
 ) -> None:
     """Write one page with every figure, table and claim of a folder of results.
 

@@ -7,7 +7,14 @@ import typer
 from typer import Argument, Option
 
 from coulomb._support.errors import FileFormatError, ParameterError
-from coulomb.cli.output import Json, Seed, print_table, whole_numbers, write_numbers
+from coulomb.cli.output import (
+    Json,
+    Seed,
+    print_table,
+    read_lines,
+    whole_numbers,
+    write_numbers,
+)
 
 if TYPE_CHECKING:
     from coulomb.linearise import KernelTable
@@ -23,25 +30,21 @@ Texts = Annotated[
 def linearise(
     model_dir: Model,
     texts: Texts,
-    out: Annotated[Path, Option(help="Folder for the linearised model.")],
-    n_features: Annotated[int, Option(min=1, help="Particles per head.")] = 64,
-    feature_map: Annotated[
-        str, Option(help="softmaxfeat, favor, elu, softplus or sigmoid2.")
-    ] = "softmaxfeat",
-    objective: Annotated[str, Option(help="kl, mse or alignment.")] = "kl",
-    keep_exact: Annotated[
-        str,
-        Option(
-            help="Heads that keep softmax: how many, or layer.head with commas between."
-        ),
-    ] = "0",
-    steps: Annotated[int, Option(min=0, help="Steps of each layer.")] = 200,
-    distil_steps: Annotated[
-        int, Option(min=0, help="Steps of all layers together.")
-    ] = 80,
-    max_tokens: Annotated[
-        int, Option(min=64, help="Tokens to learn from: the memory it needs.")
-    ] = 30_000,
+    out: Path = Option(help="Folder for the linearised model."),
+    n_features: int = Option(64, min=1, help="Particles per head."),
+    feature_map: str = Option(
+        "softmaxfeat", help="softmaxfeat, favor, elu, softplus or sigmoid2."
+    ),
+    objective: str = Option("kl", help="kl, mse or alignment."),
+    keep_exact: str = Option(
+        "0",
+        help="Heads that keep softmax: how many, or layer.head with commas between.",
+    ),
+    steps: int = Option(200, min=0, help="Steps of each layer."),
+    distil_steps: int = Option(80, min=0, help="Steps of all layers together."),
+    max_tokens: int = Option(
+        30_000, min=64, help="Tokens to learn from: the memory it needs."
+    ),
     seed: Seed = 0,
     json: Json = None,
 ) -> None:
@@ -61,7 +64,7 @@ def linearise(
     `coulomb linearise bert-base --texts reviews.txt --out fast --n-features 128
     --keep-exact 0.3,2.11`
     """
-    lines, kept = _read_texts(texts), _heads(keep_exact)
+    lines, kept = list(read_lines(texts)), _heads(keep_exact)
     model, tokenizer = _load(model_dir)
     from coulomb.linearise import linearise as learn
 
@@ -88,14 +91,12 @@ def linearise(
 def kernels(
     model_dir: Model,
     texts: Texts,
-    n_features: Annotated[
-        str, Option(help="Numbers of features, with commas between.")
-    ] = "16,64,256",
-    steps: Annotated[
-        int, Option(min=0, help="Steps of learned particles in each layer.")
-    ] = 100,
-    max_tokens: Annotated[int, Option(min=64, help="Tokens recorded.")] = 12_000,
-    worst: Annotated[int, Option(min=0, help="Heads to name.")] = 6,
+    n_features: str = Option(
+        "16,64,256", help="Numbers of features, with commas between."
+    ),
+    steps: int = Option(100, min=0, help="Steps of learned particles in each layer."),
+    max_tokens: int = Option(12_000, min=64, help="Tokens recorded."),
+    worst: int = Option(6, min=0, help="Heads to name."),
     seed: Seed = 0,
     json: Json = None,
 ) -> None:
@@ -112,7 +113,7 @@ def kernels(
 
     `coulomb kernels bert-base --texts reviews.txt --n-features 32,128 --json out.json`
     """
-    counts, lines = whole_numbers("n_features", n_features), _read_texts(texts)
+    counts, lines = whole_numbers("n_features", n_features), list(read_lines(texts))
     model, tokenizer = _load(model_dir)
     from coulomb.linearise import kernel_table
 
@@ -155,15 +156,6 @@ def _heads(text: str) -> int | list[tuple[int, int]]:
         raise ParameterError(
             "`keep_exact` must be a number of heads, or layer.head with commas "
             f"between, such as 0.3,2.11; got {text!r}."
-        ) from error
-
-
-def _read_texts(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise FileFormatError(
-            f"{path} is not a text file in UTF-8: {error.reason} at byte {error.start}."
         ) from error
 
 

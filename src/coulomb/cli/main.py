@@ -1,7 +1,6 @@
 """The command `coulomb`. Nothing heavy is imported before a verb runs."""
 
 import sys
-from typing import Annotated
 
 import typer
 from typer import Option
@@ -36,15 +35,13 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[
-        bool,
-        Option(
-            "--version",
-            callback=_show_version,
-            is_eager=True,
-            help="Show the version and exit.",
-        ),
-    ] = False,
+    version: bool = Option(
+        False,
+        "--version",
+        callback=_show_version,
+        is_eager=True,
+        help="Show the version and exit.",
+    ),
 ) -> None:
     """Learn kernels as particle systems."""
 

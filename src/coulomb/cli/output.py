@@ -1,13 +1,14 @@
 """What verbs share: options, tables, JSON files, lists typed with commas between."""
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer import Option
 
-from coulomb._support.errors import ParameterError
+from coulomb._support.errors import FileFormatError, ParameterError
 
 Seed = Annotated[int, Option(min=0, help="Seed of everything drawn.")]
 Json = Annotated[Path | None, Option("--json", help="Write all numbers to this file.")]
@@ -52,6 +53,21 @@ def write_numbers(path: Path | None, content: Any) -> None:
 
     write_json(path, content)
     typer.echo(f"Numbers: {path}")
+
+
+def read_lines(file: Path | None) -> Iterator[str]:
+    """Go through the lines of a text file, or of standard input."""
+    name = "Standard input" if file is None else str(file)
+    stream = sys.stdin.buffer if file is None else file.open("rb")
+    with stream:
+        for number, line in enumerate(stream, start=1):
+            try:
+                yield line.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise FileFormatError(
+                    f"{name} is not a text file in UTF-8: byte "
+                    f"0x{line[error.start]:02x} in line {number}."
+                ) from error
 
 
 def whole_numbers(name: str, text: str) -> list[int]:

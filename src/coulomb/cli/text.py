@@ -2,7 +2,6 @@
 
 import csv
 import inspect
-import io
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,13 +9,14 @@ from dataclasses import Field
 from functools import wraps
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
 from typer import Argument, Option
 
-from coulomb._support.errors import FileFormatError, ParameterError, unknown_name
-from coulomb.cli.output import Json, print_table, write_numbers
+from coulomb._support.checks import check_member
+from coulomb._support.errors import ParameterError
+from coulomb.cli.output import Json, print_table, read_lines, write_numbers
 from coulomb.text.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _RUNS = Path("runs")
 _PANELS = {"model": "Model", "tokens": "Tokens", "align": "Phase A", "train": "Phase B"}
 _AT_ONCE = 4096  # texts that are predicted together
-_FORMATS = ("csv", "jsonl")
 
 
 Run = Annotated[Path, Argument(help="Folder of a finished run.")]
@@ -37,6 +36,19 @@ Columns = Annotated[
     list[str] | None, Option(help="Column of texts, if not as in training.")
 ]
 AsJson = Annotated[bool, Option("--json", help="Print JSON, not a table.")]
+
+
+def _set_threads(count: int | None) -> None:
+    if count is not None:
+        import torch
+
+        torch.set_num_threads(count)
+
+
+Threads = Annotated[
+    int | None,
+    Option(min=1, callback=_set_threads, help="Threads; 1 repeats to the bit."),
+]
 
 
 def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
@@ -72,52 +84,30 @@ def _flag(group: str, part: Field[Any]) -> Any:
 
 @with_settings
 def train(
-    data: Annotated[
-        Path | None,
-        Argument(help="CSV, TSV, JSON-lines or Parquet file of training rows."),
-    ] = None,
-    text: Annotated[
-        list[str] | None, Option(help="Column of texts; give it twice for pairs.")
-    ] = None,
-    label: Annotated[str | None, Option(help="Column of labels.")] = None,
-    validation: Annotated[Path | None, Option(help="File of validation rows.")] = None,
-    test: Annotated[Path | None, Option(help="File of test rows.")] = None,
-    validation_share: Annotated[
-        float | None, Option(help="Share of training rows kept back.")
-    ] = None,
-    task: Annotated[
-        str | None,
-        Option(help="sst2, qqp, rotten_tomatoes, imdb, mrpc, conll2003 or hkcancor."),
-    ] = None,
-    data_dir: Annotated[
-        Path | None, Option(help="Folder of data sets [env: COULOMB_DATA].")
-    ] = None,
-    vocabulary: Annotated[
-        Path | None, Option(help="vocab.txt or tokenizer.json.")
-    ] = None,
-    preset: Annotated[
-        str | None,
-        Option(
-            help="default, tagging (for tags if none is named), pairs (for pairs), "
-            "paper-main or paper-supplement."
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None, Option(help="TOML file of settings; flags win.")
-    ] = None,
-    out: Annotated[
-        Path | None, Option(help="Folder of the run [default: runs/NAME-N].")
-    ] = None,
-    resume: Annotated[
-        Path | None, Option(help="Go on with an interrupted run.")
-    ] = None,
-    save_every: Annotated[int, Option(min=1, help="Steps between checkpoints.")] = 500,
-    threads: Annotated[
-        int | None, Option(min=1, help="Threads; 1 repeats to the bit.")
-    ] = None,
-    tensorboard: Annotated[
-        bool, Option("--tensorboard", help="Write logs for TensorBoard.")
-    ] = False,
+    data: Path | None = Argument(
+        None, help="CSV, TSV, JSON-lines or Parquet file of training rows."
+    ),
+    text: list[str] | None = Option(None, help="Column of texts; twice for pairs."),
+    label: str | None = Option(None, help="Column of labels."),
+    validation: Path | None = Option(None, help="File of validation rows."),
+    test: Path | None = Option(None, help="File of test rows."),
+    validation_share: float | None = Option(None, help="Share of rows kept back."),
+    task: str | None = Option(
+        None, help="sst2, qqp, rotten_tomatoes, imdb, mrpc, conll2003 or hkcancor."
+    ),
+    data_dir: Path | None = Option(None, help="Data sets [env: COULOMB_DATA]."),
+    vocabulary: Path | None = Option(None, help="vocab.txt or tokenizer.json."),
+    preset: str | None = Option(
+        None,
+        help="default, tagging (for tags if none is named), pairs (for pairs), "
+        "paper-main or paper-supplement.",
+    ),
+    config: Path | None = Option(None, help="TOML file of settings; flags win."),
+    out: Path | None = Option(None, help="Folder of the run [default: runs/NAME-N]."),
+    resume: Path | None = Option(None, help="Go on with an interrupted run."),
+    save_every: int = Option(500, min=1, help="Steps between checkpoints."),
+    threads: Threads = None,
+    tensorboard: bool = Option(False, "--tensorboard", help="Write TensorBoard logs."),
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Train a text classifier or a tagger, in two phases.
@@ -144,10 +134,6 @@ def train(
     from coulomb.text.settings import read_toml
     from coulomb.text.tokens import choose_vocabulary
 
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
     flags = settings or {}
     if resume is not None:
         others = (data, task, preset, config, out, *flags)
@@ -248,15 +234,12 @@ def _shown(value: Any) -> str:
 
 def evaluate(
     run: Run,
-    data: Annotated[
-        Path | None,
-        Argument(help="File with the run's columns; none: the run's own data."),
-    ] = None,
-    split: Annotated[str | None, Option(help="Split of the run's own data.")] = None,
+    data: Path | None = Argument(
+        None, help="File with the run's columns; none: the run's own data."
+    ),
+    split: str | None = Option(None, help="Split of the run's own data."),
     text: Columns = None,
-    label: Annotated[
-        str | None, Option(help="Column of labels, if not as in training.")
-    ] = None,
+    label: str | None = Option(None, help="Column of labels, if not as in training."),
     as_json: AsJson = False,
 ) -> None:
     """Compute the metrics of a trained run.
@@ -296,13 +279,12 @@ def _labelled(
     data: Path, predictor: "Predictor", text: list[str] | None, label: str | None
 ) -> "Split":
     from coulomb.text.data import numbered_split
-    from coulomb.text.files import join_columns, read_columns
+    from coulomb.text.files import read_rows
 
     trained = _columns(predictor)
     names, column = text or trained[0], label or trained[1]
     _need_columns(data, names, column)
-    table = read_columns(data, [*names, column])
-    rows = join_columns(table, names), table[column]
+    rows = read_rows(data, names, column)
     return numbered_split(data.name, rows, predictor.classes)
 
 
@@ -319,18 +301,15 @@ def _columns(predictor: "Predictor") -> tuple[list[str], Any]:
 
 def predict(
     run: Run,
-    texts: Annotated[
-        list[str] | None, Argument(help="Texts; none reads lines of standard input.")
-    ] = None,
-    file: Annotated[
-        Path | None,
-        Option(help="CSV, TSV, JSON-lines, Parquet, or .txt with a text a line."),
-    ] = None,
+    texts: list[str] | None = Argument(
+        None, help="Texts; none reads lines of standard input."
+    ),
+    file: Path | None = Option(
+        None, help="CSV, TSV, JSON-lines, Parquet, or .txt with a text a line."
+    ),
     text: Columns = None,
-    output: Annotated[str, Option("--format", help="jsonl or csv.")] = "jsonl",
-    out: Annotated[
-        Path | None, Option(help="File to write [default: standard output].")
-    ] = None,
+    output: str = Option("jsonl", "--format", help="jsonl or csv."),
+    out: Path | None = Option(None, help="File to write [default: standard output]."),
 ) -> None:
     """Classify texts, or tag words, with a trained run.
 
@@ -356,8 +335,8 @@ def predict(
 
 
 def runs(
-    folder: Annotated[Path, Argument(help="Folder that holds runs.")] = _RUNS,
-    metric: Annotated[str, Option(help="Metric to compare by.")] = "accuracy",
+    folder: Path = Argument(_RUNS, help="Folder that holds runs."),
+    metric: str = Option("accuracy", help="Metric to compare by."),
     as_json: AsJson = False,
 ) -> None:
     """List what was trained, the best first.
@@ -377,11 +356,7 @@ def runs(
     def value_of(row: dict[str, Any]) -> Any:
         return row.get("metrics", {}).get(metric)
 
-    def place(row: dict[str, Any]) -> tuple[bool, float]:
-        value = value_of(row)
-        return value is None, 0.0 if value is None else sign * value
-
-    rows.sort(key=place)
+    rows.sort(key=lambda row: (value_of(row) is None, sign * (value_of(row) or 0.0)))
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
@@ -406,24 +381,10 @@ def read_texts(
             raise ParameterError(f"Name the column of {file}: `--text COLUMN`.")
         rows: Iterable[Any] = join_columns(read_columns(file, columns), columns)
     else:
-        rows = (_parsed(line, len(columns), kind) for line in given or _lines(file))
+        rows = (_parsed(line, len(columns), kind) for line in given or read_lines(file))
     items = iter(rows)
     while some := list(islice(items, _AT_ONCE)):
         yield some
-
-
-def _lines(file: Path | None) -> Iterator[str]:
-    name = "Standard input" if file is None else str(file)
-    stream = sys.stdin.buffer if file is None else file.open("rb")
-    with stream:
-        for number, line in enumerate(stream, start=1):
-            try:
-                yield line.decode("utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise FileFormatError(
-                    f"{name} is not UTF-8: byte 0x{line[error.start]:02x} in line "
-                    f"{number}."
-                ) from error
 
 
 def _parsed(line: str, n_columns: int, kind: str) -> Any:
@@ -445,76 +406,67 @@ def write_predictions(
     """Predict and write, to standard output or to a file that is whole or not there."""
     from coulomb._support.archive import write_whole
 
-    if form not in _FORMATS:
-        raise unknown_name("format", form, _FORMATS)
-    lines = _lines_of(predictor, chunks, form)
+    check_member("format", form, _WRITERS)
+    rows = _predictions(predictor, chunks)
     if out is None:
-        for line in lines:
-            typer.echo(line, nl=False)
+        _WRITERS[form](sys.stdout, rows, predictor)
         return
 
     def write(path: Path) -> None:
         with path.open("w", encoding="utf-8", newline="") as file:
-            file.writelines(lines)
+            _WRITERS[form](file, rows, predictor)
 
     write_whole(out, write)
 
 
-def _lines_of(
-    predictor: "Predictor", chunks: Iterable[list[Any]], form: str
-) -> Iterator[str]:
-    tagging = predictor.config.kind == "token"
-    classes = [] if tagging else [str(label) for label in predictor.classes]
-    if form == "csv":
-        yield _csv_line(["text", "prediction", *(f"p_{label}" for label in classes)])
-    for text, best, row in _predictions(predictor, chunks, tagging):
-        if form == "csv":
-            shown = text if isinstance(text, str) else ("\t" if row else " ").join(text)
-            answer = " ".join(map(str, best)) if tagging else best
-            yield _csv_line([shown, answer, *(f"{p:.6f}" for p in row)])
-            continue
-        content = {"text": text, "prediction": best}
-        if not tagging:
-            content["probabilities"] = dict(zip(classes, row, strict=True))
-        yield json.dumps(content, ensure_ascii=False) + "\n"
-
-
 def _predictions(
-    predictor: "Predictor", chunks: Iterable[list[Any]], tagging: bool
-) -> Iterator[tuple[Any, Any, list[float]]]:
-    """Go through texts, their classes or tags, and the probabilities of classes."""
+    predictor: "Predictor", chunks: Iterable[list[Any]]
+) -> Iterator[dict[str, Any]]:
+    """Go through texts with their tags, or with their classes and probabilities."""
+    classes = predictor.classes
     for texts in chunks:
-        if tagging:
+        if predictor.config.kind == "token":
             for words, tags in zip(texts, predictor.tag(texts), strict=True):
-                yield list(words), tags, []
+                yield {"text": list(words), "prediction": tags}
             continue
         for text, row in zip(texts, predictor.predict_proba(texts), strict=True):
-            yield text, predictor.classes[row.argmax()], row.tolist()
+            chances = dict(zip(map(str, classes), row.tolist(), strict=True))
+            best = classes[row.argmax()]
+            yield {"text": text, "prediction": best, "probabilities": chances}
 
 
-def _csv_line(cells: Sequence[Any]) -> str:
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerow(cells)
-    return buffer.getvalue()
+def _write_jsonl(file: TextIO, rows: Iterable[Any], predictor: "Predictor") -> None:
+    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _write_csv(file: TextIO, rows: Iterable[Any], predictor: "Predictor") -> None:
+    table = csv.writer(file, lineterminator="\n")
+    tagging = predictor.config.kind == "token"
+    classes = () if tagging else predictor.classes
+    table.writerow(["text", "prediction", *(f"p_{label}" for label in classes)])
+    for row in rows:
+        text, best = row["text"], row["prediction"]
+        if not isinstance(text, str):
+            text = (" " if tagging else "\t").join(text)
+        chances = row.get("probabilities", {}).values()
+        shown = " ".join(map(str, best)) if tagging else best
+        table.writerow([text, shown, *(f"{chance:.6f}" for chance in chances)])
+
+
+_WRITERS = {"csv": _write_csv, "jsonl": _write_jsonl}
 
 
 def diagnose(
-    run: Annotated[Path, Argument(help="Folder of a run, such as runs/sst2-1.")],
-    twins: Annotated[
-        int, Option(min=2, help="Runs of Phase A by noise alone: cheap.")
-    ] = 9,
-    label_twins: Annotated[
-        int,
-        Option(
-            min=0,
-            help="Runs of Phase A on shuffled labels, 0 or from 2 on; each costs as "
-            "much as Phase A.",
-        ),
-    ] = 0,
-    shuffles: Annotated[
-        int, Option(min=100, help="Permutations of the held-out labels.")
-    ] = 199,
-    threads: Annotated[int | None, Option(min=1, help="Threads.")] = None,
+    run: Path = Argument(help="Folder of a run, such as runs/sst2-1."),
+    twins: int = Option(9, min=2, help="Runs of Phase A by noise alone: cheap."),
+    label_twins: int = Option(
+        0,
+        min=0,
+        help="Runs of Phase A on shuffled labels, 0 or from 2 on; each costs as "
+        "much as Phase A.",
+    ),
+    shuffles: int = Option(199, min=100, help="Permutations of the held-out labels."),
+    threads: Threads = None,
     json: Json = None,
 ) -> None:
     """Tell whether Phase A of a run learned from the labels, and if not, why.
@@ -534,10 +486,6 @@ def diagnose(
         raise ParameterError("`--label-twins` must be 0 or at least 2; got 1.")
     from coulomb.text import diagnose_run
 
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
     found = diagnose_run(
         run, n_twins=twins, n_label_twins=label_twins, n_shuffles=shuffles
     )

@@ -10,26 +10,18 @@ from coulomb._support.progress import progress_bar
 from coulomb.cli.output import Json, Seed, print_table, whole_numbers, write_numbers
 
 if TYPE_CHECKING:
-    from coulomb.theory.system import MeanField
+    from coulomb.theory.grids import AbstractGrid
 
 
-PotentialText = Annotated[
-    str, Argument(help="V, a formula in x (and y), such as 2*x**2.")
-]
+PotentialText = Annotated[str, Argument(help="V, a formula in x (and y).")]
 DomainName = Literal["interval", "square", "disc"]
 Domain = Annotated[DomainName, Option(help="The domain.")]
-Size = Annotated[
-    float, Option(min=1e-6, help="Half the side, or the radius, of the domain.")
-]
+Size = Annotated[float, Option(min=1e-6, help="Half its side, or its radius.")]
 Cells = Annotated[int, Option(min=4, help="Cells along a side (even for a disc).")]
-Exponent = Annotated[
-    float, Option("--s", help="Exponent of the Riesz repulsion; 0 is the log.")
-]
+Exponent = Annotated[float, Option("--s", help="s of the repulsion; 0: logarithm.")]
 Truncation = Annotated[float, Option(min=0, help="Distances below it count as it.")]
 Strength = Annotated[float, Option(min=0, help="lambda, of the repulsion.")]
-Picture = Annotated[
-    Path | None, Option("--figure", help="Draw a picture to this file.")
-]
+Picture = Annotated[Path | None, Option("--figure", help="Draw it to this file.")]
 Observable = Annotated[
     str, Option(help="f; cos(x) is the kernel K(1, 0) of Fourier features.")
 ]
@@ -44,18 +36,18 @@ def meanfield(
     s: Exponent = 0.0,
     truncation: Truncation = 0.0,
     strength: Strength = 1.0,
-    beta: Annotated[float, Option(help="Inverse temperature, or inf.")] = 2.0,
-    start: Annotated[
-        str, Option(help="The first density, a formula; it is normalised.")
-    ] = "exp(-10*(x-0.4)**2)",
-    time: Annotated[float, Option(help="When particles are compared.")] = 0.3,
+    beta: float = Option(2.0, help="Inverse temperature, or inf."),
+    start: str = Option(
+        "exp(-10*(x-0.4)**2)", help="The first density, a formula; it is normalised."
+    ),
+    time: float = Option(0.3, help="When particles are compared."),
     counts: Counts = "16,32,64,128,256",
-    replicas: Annotated[int, Option(min=2, help="Runs for each number.")] = 16,
-    step_size: Annotated[float, Option(help="eta of the particles.")] = 2e-3,
-    clip: Annotated[float, Option(help="Largest drift of a particle.")] = 50.0,
-    boundary: Annotated[
-        Literal["reflect", "project"], Option(help="Particles at the wall.")
-    ] = "reflect",
+    replicas: int = Option(16, min=2, help="Runs for each number."),
+    step_size: float = Option(2e-3, help="eta of the particles."),
+    clip: float = Option(50.0, help="Largest drift of a particle."),
+    boundary: Literal["reflect", "project"] = Option(
+        "reflect", help="Particles at the wall."
+    ),
     observable: Observable = "cos(x)",
     seed: Seed = 0,
     figure: Picture = None,
@@ -78,28 +70,28 @@ def meanfield(
     import numpy as np
     import torch
 
+    from coulomb import theory
     from coulomb._support.streams import make_generator
-    from coulomb.theory import (
-        GapSettings,
-        equilibrium,
-        evolve,
-        mean_field_gap,
-        parse_expression,
-    )
+    from coulomb.interactions import Riesz
 
-    system = _system(potential, domain, size, cells, s, truncation, strength, beta)
-    grid = system.grid
+    grid, repulsion = _grid(domain, size, cells), Riesz(s=s, truncation=truncation)
+    felt, seen, begun = (
+        theory.parse_expression(formula, grid.dim)
+        for formula in (potential, observable, start)
+    )
+    system = theory.MeanField(grid, felt, repulsion, strength, beta)
     numbers = whole_numbers("counts", counts)
-    seen = parse_expression(observable, grid.dim)
-    first = parse_expression(start, grid.dim)(torch.from_numpy(grid.points)).numpy()
-    settings = GapSettings(step_size, boundary=boundary, replicas=replicas, clip=clip)
+    first = begun(torch.from_numpy(grid.points)).numpy()
+    settings = theory.GapSettings(
+        step_size, boundary=boundary, replicas=replicas, clip=clip
+    )
     marks = time * np.array([0.1, 0.3, 1.0])
     with progress_bar("mean field", len(numbers) + 2) as advance:
-        rest = equilibrium(system)
+        rest = theory.equilibrium(system)
         advance(note="equilibrium")
-        flow = evolve(system, first, marks)
+        flow = theory.evolve(system, first, marks)
         advance(note="density")
-        gap = mean_field_gap(
+        gap = theory.mean_field_gap(
             system,
             first,
             time,
@@ -144,21 +136,13 @@ def deviations(
     s: Exponent = 0.0,
     truncation: Truncation = 0.0,
     strength: Strength = 0.5,
-    beta: Annotated[
-        float, Option(help="beta_N = beta N^power, the factor of the energy.")
-    ] = 1.0,
-    power: Annotated[
-        float, Option(min=1, help="1 for speed N, above for speed beta_N.")
-    ] = 1.0,
+    beta: float = Option(1.0, help="beta_N = beta N^power, the factor of the energy."),
+    power: float = Option(1.0, min=1, help="1 for speed N, above for speed beta_N."),
     observable: Observable = "cos(x)",
-    delta: Annotated[float, Option(help="The deviation.")] = 0.25,
+    delta: float = Option(0.25, help="The deviation."),
     counts: Counts = "8,16,32,64",
-    configurations: Annotated[
-        int, Option(min=10, help="Draws for each estimate.")
-    ] = 4000,
-    bridges: Annotated[
-        int, Option(min=0, help="Annealing steps; cold systems need some.")
-    ] = 0,
+    configurations: int = Option(4000, min=10, help="Draws for each estimate."),
+    bridges: int = Option(0, min=0, help="Annealing steps; cold systems need some."),
     seed: Seed = 0,
     figure: Picture = None,
     json: Json = None,
@@ -176,26 +160,23 @@ def deviations(
     `coulomb deviations "x**2" --observable x --delta 0.5 --power 2 --bridges 6
     --counts 2,3,4,5 --strength 0.2`
     """
+    from coulomb import theory
     from coulomb._support.streams import make_generator
-    from coulomb.theory import (
-        ImportanceSettings,
-        Scaling,
-        deviation_curve,
-        free_energy_curve,
-        parse_expression,
-    )
+    from coulomb.interactions import Riesz
 
-    system = _system(potential, domain, size, cells, s, truncation, strength, 1.0)
+    grid, repulsion = _grid(domain, size, cells), Riesz(s=s, truncation=truncation)
+    felt = theory.parse_expression(potential, grid.dim)
+    seen = theory.parse_expression(observable, grid.dim)
+    system = theory.MeanField(grid, felt, repulsion, strength, 1.0)
     numbers = whole_numbers("counts", counts)
-    run: Any = {"scaling": Scaling(beta, power=power)}
-    run["settings"] = ImportanceSettings(configurations, bridges=bridges)
+    run: Any = {"scaling": theory.Scaling(beta, power=power)}
+    run["settings"] = theory.ImportanceSettings(configurations, bridges=bridges)
     with progress_bar("large deviations", 2 * len(numbers)) as advance:
         run["watch"] = lambda count: advance(note=f"{count} particles")
-        seen = parse_expression(observable, system.grid.dim)
-        curve = deviation_curve(
+        curve = theory.deviation_curve(
             system, seen, delta, numbers, generator=make_generator(seed, 0), **run
         )
-        energy = free_energy_curve(
+        energy = theory.free_energy_curve(
             system, numbers, generator=make_generator(seed, 1), **run
         )
     speed = "N" if power == 1 else "beta_N"
@@ -218,29 +199,14 @@ def deviations(
     _write("deviations", found, figure, json)
 
 
-def _system(
-    potential: str,
-    domain: DomainName,
-    size: float,
-    cells: int,
-    s: float,
-    truncation: float,
-    strength: float,
-    beta: float,
-) -> "MeanField":
-    from coulomb.interactions import Riesz
-    from coulomb.theory import Disc, Interval, MeanField, Rectangle, parse_expression
-    from coulomb.theory.grids import AbstractGrid
+def _grid(domain: DomainName, size: float, cells: int) -> "AbstractGrid":
+    from coulomb.theory import Disc, Interval, Rectangle
 
-    grid: AbstractGrid
     if domain == "interval":
-        grid = Interval(-size, size, cells)
-    elif domain == "square":
-        grid = Rectangle((-size, -size), (size, size), (cells, cells))
-    else:
-        grid = Disc(size, cells)
-    felt = parse_expression(potential, grid.dim)
-    return MeanField(grid, felt, Riesz(s=s, truncation=truncation), strength, beta)
+        return Interval(-size, size, cells)
+    if domain == "square":
+        return Rectangle((-size, -size), (size, size), (cells, cells))
+    return Disc(size, cells)
 
 
 def _print_columns(title: str, headers: list[str], *columns: Any) -> None:

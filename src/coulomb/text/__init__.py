@@ -32,25 +32,12 @@ if TYPE_CHECKING:
     from coulomb.text.tokens import Vocabulary, read_vocabulary, train_vocabulary
     from coulomb.text.training import resume_folder, train, train_in_folder
 
-_HOMES = {
-    "attention.encoder.layout": ("TokenBatch", "padded_logits"),
-    "attention.encoder.packed": ("PackedHeads", "packed_logits"),
-    "text.classifier": ("TextClassifier",),
-    "text.data": ("Corpus", "Split", "build_corpus", "read_corpus"),
-    "text.diagnose": ("diagnose_run",),
-    "text.evaluate": (
-        "bag_of_words_baseline",
-        "classification_metrics",
-        "entity_metrics",
-        "word_metrics",
-    ),
-    "text.predictor": ("Predictor",),
-    "text.run_folder": ("list_runs",),
-    "text.settings": ("PAPER_ROWS", "PRESETS", "VARIANTS", "TextSettings", "preset"),
-    "text.tasks": ("TASKS", "load_data", "load_task"),
-    "text.tokens": ("Vocabulary", "read_vocabulary", "train_vocabulary"),
-    "text.training": ("resume_folder", "train", "train_in_folder"),
-}
+# From the lightest to import to the heaviest; a name is looked for in this order.
+_HOMES = (
+    *("text.settings", "text.data", "text.tasks", "text.tokens", "text.run_folder"),
+    *("text.evaluate", "text.training", "text.predictor", "text.classifier"),
+    *("text.diagnose", "attention.encoder.packed", "attention.encoder.layout"),
+)
 
 __all__ = [
     "PAPER_ROWS",
@@ -87,9 +74,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"coulomb.{home}"), name)
+    for home in _HOMES if name in __all__ else ():
+        module = import_module(f"coulomb.{home}")
+        if hasattr(module, name):
+            return getattr(module, name)
     raise AttributeError(f"module 'coulomb.text' has no attribute {name!r}")
 
 

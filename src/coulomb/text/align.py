@@ -20,26 +20,11 @@ from coulomb._support.archive import write_archive
 from coulomb._support.errors import ParameterError
 from coulomb._support.streams import make_generator
 from coulomb.attention import AlignmentResult, AlignmentSettings, align
+from coulomb.attention.align import starts
 from coulomb.attention.align.problem import Evaluate, ParticleLayers, build_problem
 from coulomb.attention.align.run import run_twin
 from coulomb.attention.align.scores import Neighbours
-from coulomb.attention.align.starts import (
-    DRAWN,
-    Choice,
-    ChoiceTest,
-    Contexts,
-    MatchChoice,
-    MatchTest,
-    choose_norm,
-    count_labels,
-    cross_text_attention,
-    describe_norm,
-    describe_shifts,
-    judge_norms,
-    remove_part_direction,
-    unexplained,
-    window_particles,
-)
+from coulomb.attention.align.starts import Choice, Contexts, MatchChoice
 from coulomb.attention.encoder.encoder import KernelEncoder
 from coulomb.attention.encoder.layout import IGNORED, TokenBatch
 from coulomb.attention.encoder.packed import feature_function, packed_form
@@ -85,7 +70,8 @@ def alignment_objective(settings: TextSettings, kind: str) -> str:
 def alignment_settings(settings: TextSettings, kind: str) -> AlignmentSettings:
     """Give the settings of `coulomb.attention.align`."""
     model, chosen = settings.model, settings.align
-    objective, level = alignment_objective(settings, kind), chosen.level
+    objective = alignment_objective(settings, kind)
+    level: str = chosen.level
     by_weights = objective == NEIGHBOURS
     has_no_levels = by_weights or objective == "likelihood"
     if has_no_levels or (kind == "token" and level == "sequence"):
@@ -175,13 +161,15 @@ class Start(NamedTuple):
     def sentence(self) -> str:
         """Say it in words."""
         if isinstance(self.choice, MatchChoice):
-            told = describe_norm(self.choice)
+            told = starts.describe_norm(self.choice)
             return f"{told[0].upper()}{told[1:]}. "
+        if self.begun == "drawn":
+            return ""
         if self.begun == "matches":
             return "Particles began blind to the part of a pair. "
         if self.shifts is None:
             return "Particles began at windows of positions. "
-        where = describe_shifts(self.shifts)
+        where = starts.describe_shifts(self.shifts)
         text = f"Particles began at windows of positions, by head {where}. "
         if self.choice is None:
             return text
@@ -192,25 +180,28 @@ class Start(NamedTuple):
         )
 
 
-def choose_start(setup: Setup) -> Start | None:
-    """Find where Phase A begins; None for drawn particles."""
+def choose_start(setup: Setup) -> Start:
+    """Find where Phase A begins."""
     if can_select_norm(setup):
         return choose_pair_norm(setup)
-    if setup.corpus.kind != "token" or setup.settings.align.start == "drawn":
-        return None
-    if uses_windows(setup.settings, setup.corpus.kind):
+    kind, settings = setup.corpus.kind, setup.settings
+    if uses_windows(settings, kind):
         return choose_windows(setup)
-    windows = window_start(setup)
-    return None if windows is None else Start(windows, "windows")
+    positions, asked = settings.model.positions, settings.align.start
+    if kind == "token" and asked == "windows" and positions == "learned":
+        return Start(window_start(setup), "windows")
+    return Start(ParticleLayers.find(setup.model).read(setup.model), "drawn")
 
 
-def judge_start(setup: Setup, n_shuffles: int) -> ChoiceTest | MatchTest | None:
+def judge_start(
+    setup: Setup, n_shuffles: int
+) -> starts.ChoiceTest | starts.MatchTest | None:
     """Compare what labels choose with what shuffled ones do; None if they do not."""
     settings = setup.settings
     if can_select_norm(setup):
         shares, labels = measure_cross_attention(setup)
         seed = make_generator(settings.train.seed, ALIGN).initial_seed()
-        return judge_norms(shares, labels, n_shuffles=n_shuffles, seed=seed)
+        return starts.judge_norms(shares, labels, n_shuffles=n_shuffles, seed=seed)
     if settings.align.shifts or not uses_windows(settings, setup.corpus.kind):
         return None
     contexts = measure_windows(setup, n_shuffles=n_shuffles)
@@ -219,25 +210,24 @@ def judge_start(setup: Setup, n_shuffles: int) -> ChoiceTest | MatchTest | None:
         contexts.of_columns(slice(first, first + classes))
         for first in range(0, classes * (1 + n_shuffles), classes)
     )
-    return ChoiceTest(
+    return starts.ChoiceTest(
         true.choose(heads),
         tuple(each.choose(heads).explained for each in shuffled),
         {shift: true.explained([shift]) for shift in POOL},
     )
 
 
-def window_start(setup: Setup, shifts: Sequence[int] | None = None) -> Tensor | None:
+def window_start(setup: Setup, shifts: Sequence[int] | None = None) -> Tensor:
     """Point the particles at windows of positions, with the norms of the drawn ones."""
     model = setup.model
     table = model.position_embedding
-    if table is None or model.settings.positions != "learned":
-        return None
+    assert table is not None
     drawn = ParticleLayers.find(model).read(model)
     layers, heads, count, _ = drawn.shape
     sides = 1 if shifts is None else 2
     norms = drawn.reshape(layers, heads, count, sides, -1).norm(dim=-1)
     usual = torch.quantile(setup.rows["train"].lengths.double(), 0.95)
-    windows = window_particles(
+    windows = starts.window_particles(
         table.weight,
         n_heads=heads,
         n_particles=count,
@@ -263,14 +253,12 @@ def choose_windows(setup: Setup, *, at_random: bool = False) -> Start:
     else:
         choice = measure_windows(setup).choose(heads)
         shifts = choice.shifts
-    positions = window_start(setup, shifts)
-    assert positions is not None
-    return Start(positions, "windows", shifts, choice)
+    return Start(window_start(setup, shifts), "windows", shifts, choice)
 
 
 def measure_windows(setup: Setup, *, n_shuffles: int = 0) -> Contexts:
     """Show the labels what a head of the first layer sees in every window."""
-    starts = [window_start(setup, (shift,)) for shift in POOL]
+    windows = [window_start(setup, (shift,)) for shift in POOL]
     classes = len(setup.corpus.classes) * (1 + n_shuffles)
     with _first_attention(setup.model) as attention:
         dim = attention.head_dim
@@ -278,9 +266,8 @@ def measure_windows(setup: Setup, *, n_shuffles: int = 0) -> Contexts:
         for batch, labelled, rest in _open_labels(setup, n_shuffles):
             form = packed_form(setup.model, batch)
             x, shown = form.embed(), []
-            for start in starts:
-                assert start is not None
-                attention.particles.copy_(start[0])
+            for window in windows:
+                attention.particles.copy_(window[0])
                 out = form.attend(0, x)
                 shown.append(out[labelled, :dim])  # heads are alike: the first
             contexts.add(torch.cat(shown, dim=1), rest)
@@ -297,7 +284,7 @@ def _open_labels(
     if not len(places):
         return
     tokens, labels = rows.token_ids[places], rows.labels[places]
-    counts = count_labels(tokens, labels, classes)
+    counts = starts.count_labels(tokens, labels, classes)
     source = make_generator(setup.settings.train.seed, ALIGN)
     order = torch.randperm(len(rows), generator=source)
     seen = 0
@@ -312,7 +299,7 @@ def _open_labels(
             size = n_shuffles, len(own[0])
             others = torch.randint(len(places), size, generator=source)
             shuffles = [(tokens[numbers], labels[numbers]) for numbers in others]
-            rest = [unexplained(*each, counts) for each in (own, *shuffles)]
+            rest = [starts.unexplained(*each, counts) for each in (own, *shuffles)]
             yield batch, labelled, torch.cat(rest, dim=1)
         if seen >= _TOKENS:
             return
@@ -333,28 +320,29 @@ def can_select_norm(setup: Setup) -> bool:
 def pair_start(setup: Setup, factor: float) -> Tensor:
     """Take the direction of the part from the drawn particles, and scale them."""
     drawn = ParticleLayers.find(setup.model).read(setup.model)
-    if factor == DRAWN:
+    if factor == starts.DRAWN:
         return drawn
     table = setup.model.position_embedding
     assert table is not None
-    return remove_part_direction(drawn, table.weight.detach(), factor=factor)
+    return starts.remove_part_direction(drawn, table.weight.detach(), factor=factor)
 
 
 def choose_pair_norm(setup: Setup) -> Start:
     """Let the labels choose how closely words must agree."""
-    choice = choose_norm(*measure_cross_attention(setup))
-    begun = "drawn" if choice.factor == DRAWN else "matches"
+    choice = starts.choose_norm(*measure_cross_attention(setup))
+    begun = "drawn" if choice.factor == starts.DRAWN else "matches"
     return Start(pair_start(setup, choice.factor), begun, choice=choice)
 
 
 def measure_cross_attention(setup: Setup) -> tuple[dict[float, Tensor], Tensor]:
     """See how much attention of the first layer is paid to the other text."""
     rows = setup.rows["train"]
-    starts = {factor: pair_start(setup, factor)[0] for factor in (DRAWN, *FACTORS)}
+    factors = (starts.DRAWN, *FACTORS)
+    begun = {factor: pair_start(setup, factor)[0] for factor in factors}
     source = make_generator(setup.settings.train.seed, ALIGN)
     order = torch.randperm(len(rows), generator=source)[:_PAIRS]
     order = order[rows.lengths[order].argsort(stable=True)]
-    shares: dict[float, list[Tensor]] = {factor: [] for factor in starts}
+    shares: dict[float, list[Tensor]] = {factor: [] for factor in factors}
     labels = []
     with _first_attention(setup.model) as attention:
         for some in torch.split(order, _TEXTS):
@@ -366,10 +354,11 @@ def measure_cross_attention(setup: Setup) -> tuple[dict[float, Tensor], Tensor]:
             states, mask = form.layout.pad(form.embed())
             parts, _ = form.layout.pad(batch.parts)
             q, k, _ = attention.project(states, states, states)
-            for factor, start in starts.items():
-                attention.particles.copy_(start)
+            for factor, positions in begun.items():
+                attention.particles.copy_(positions)
                 weights = attention.weights(q, k, mask, causal=False)
-                shares[factor].append(cross_text_attention(weights, parts, mask))
+                share = starts.cross_text_attention(weights, parts, mask)
+                shares[factor].append(share)
     found = {factor: torch.cat(each) for factor, each in shares.items()}
     return found, torch.cat(labels)
 
@@ -388,16 +377,17 @@ def _first_attention(model: KernelEncoder) -> Iterator[KernelAttention]:
 
 
 def run_phase_a(
-    setup: Setup,
-    file: Path | None,
-    report: Report,
-    *,
-    save_every: int = 500,
+    setup: Setup, file: Path | None, report: Report, *, save_every: int = 500
 ) -> dict[str, Any]:
     """Do with the particles what the row asks for before Phase B."""
     kind = find_variant(setup.settings.model.attention).phase_a
     if kind == "none":
         return {}
+    if kind == "align" and file is not None:
+        # What Phase A did can be judged only with the weights it began with. Computing
+        # them again would cost the epochs before it, and be exact with the same number
+        # of threads and the same version only.
+        write_archive(file.with_name(START), setup.model.state_dict(), {})
     if kind in ("place", "strew"):
         return _place(setup, at_random=kind == "strew") | {"kind": kind}
     began = time.perf_counter()
@@ -426,13 +416,13 @@ def run_phase_a(
 
 def _run_alignment(
     setup: Setup,
-    start: Start | None,
+    start: Start,
     file: Path | None,
     report: Report,
     save_every: int,
 ) -> AlignmentResult:
     problem = alignment_problem(setup)
-    if start is not None and not (file is not None and file.is_file()):
+    if file is None or not file.is_file():
         ParticleLayers.find(setup.model).write(setup.model, start.positions)
     while True:
         resume, last = None, 0
@@ -468,9 +458,7 @@ def _place(setup: Setup, *, at_random: bool) -> dict[str, Any]:
     elif at_random:
         start = choose_windows(setup, at_random=True)
     else:
-        windows = window_start(setup)
-        assert windows is not None
-        start = Start(windows, "windows")
+        start = Start(window_start(setup), "windows")
     ParticleLayers.find(setup.model).write(setup.model, start.positions)
     return {"summary": start.sentence().strip(), "shifts": start.shifts}
 
@@ -486,29 +474,14 @@ def _records(record: dict[str, Any], *more: str) -> dict[str, Any]:
     return {k: record[k] for k in (*more, "alignment", "held_out") if k in record}
 
 
-def _facts(result: AlignmentResult, start: Start | None) -> dict[str, Any]:
-    choice = {} if start is None or start.choice is None else start.choice._asdict()
+def _facts(result: AlignmentResult, start: Start) -> dict[str, Any]:
     return {
-        "summary": ("" if start is None else start.sentence()) + result.summary(),
+        "summary": start.sentence() + result.summary(),
         "steps": result.run.state.step,
-        "begun": "drawn" if start is None else start.begun,
-        "shifts": None if start is None else start.shifts,
-        "chosen": choice,
+        "begun": start.begun,
+        "shifts": start.shifts,
+        "chosen": {} if start.choice is None else start.choice._asdict(),
         "before": _records(result.history[0]),
         "after": _records(result.history[-1]),
         "drowned": result.drowned,
     }
-
-
-def keep_start(particles: Path | None, setup: Setup) -> None:
-    """Write the weights that Phase A begins with beside its particles.
-
-    Phase A may interrupt Phase B, and what it did can be judged only with the weights
-    of that moment. They are kept, since computing them again would cost the epochs
-    before it, would be exact with the same number of threads only, and would end with
-    the first release that trains in another way.
-    """
-    row = find_variant(setup.settings.model.attention)
-    if particles is None or row.phase_a != "align":
-        return
-    write_archive(particles.with_name(START), setup.model.state_dict(), {})

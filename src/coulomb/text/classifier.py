@@ -11,16 +11,10 @@ from sklearn.utils.validation import check_is_fitted
 
 from coulomb._support.archive import write_archive, write_json
 from coulomb._support.errors import ParameterError
+from coulomb.text import run_folder
 from coulomb.text.data import build_corpus
 from coulomb.text.predictor import Predictor
-from coulomb.text.run_folder import (
-    CONFIG,
-    METRICS,
-    WEIGHTS,
-    Config,
-    read_json,
-    write_run,
-)
+from coulomb.text.run_folder import CONFIG, METRICS, WEIGHTS, Config
 from coulomb.text.settings import preset
 from coulomb.text.tokens import choose_vocabulary
 from coulomb.text.training import train
@@ -182,7 +176,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "holds other files."
             )
         write_archive(folder / WEIGHTS, predictor.model.state_dict(), {})
-        write_run(folder, predictor.config, predictor.vocabulary)
+        run_folder.write_run(folder, predictor.config, predictor.vocabulary)
         write_json(folder / METRICS, self.metrics_)
 
     @classmethod
@@ -210,7 +204,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         model.predictor_ = predictor
         model.classes_ = np.asarray(predictor.classes)
         model.history_ = []
-        model.metrics_ = read_json(Path(folder) / METRICS)
+        model.metrics_ = run_folder.read_json(Path(folder) / METRICS)
         return model
 
 

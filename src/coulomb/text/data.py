@@ -3,15 +3,15 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from coulomb._support.checks import check_real
-from coulomb._support.errors import ParameterError, ParameterTypeError, unknown_name
-from coulomb.text.files import join_columns, read_columns
+from coulomb._support.checks import check_member, check_real
+from coulomb._support.errors import ParameterError, ParameterTypeError
+from coulomb.text.files import read_rows
 
 Text = str | tuple[str, ...]
 Rows = tuple[Sequence[Any], Sequence[Any]]
@@ -96,8 +96,7 @@ class Corpus:
         Split
             The texts and labels.
         """
-        if name not in self.splits:
-            raise unknown_name("split", name, self.splits)
+        check_member("split", name, self.splits)
         return self.splits[name]
 
     def fingerprint(self) -> str:
@@ -164,7 +163,7 @@ def build_corpus(
     }
     notes: tuple[str, ...] = ()
     for part, split in splits.items():
-        empty = count_empty(split.texts)
+        empty = sum(not any(map(str.strip, parts_of(text))) for text in split.texts)
         if empty:
             notes += (f"{empty} of {len(split)} texts of {part!r} are empty; kept.",)
     if "validation" not in splits:
@@ -212,19 +211,13 @@ def read_corpus(
             f"`text` must name one column, or two for pairs; got {len(text)}."
         )
 
-    def rows(path: str | Path | None) -> Any:
-        if path is None:
-            return None
-        columns = read_columns(Path(path), [*text, label])
-        return join_columns(columns, text), columns[label]
-
+    others = {"validation": validation, "test": test}
     return build_corpus(
         Path(train).stem,
-        rows(train),
-        validation=rows(validation),
-        test=rows(test),
+        read_rows(Path(train), text, label),
         validation_share=validation_share,
         seed=seed,
+        **{name: read_rows(Path(x), text, label) for name, x in others.items() if x},
     )
 
 
@@ -258,17 +251,6 @@ def keep_back(part: Split, kind: str, share: float, seed: int) -> dict[str, Spli
         )
     rest = sorted(set(range(len(part))) - set(kept))
     return {"train": part.take(rest), "validation": part.take(sorted(kept))}
-
-
-def without_validation(corpus: Corpus, share: float, seed: int) -> Corpus:
-    """Choose the checkpoint on a share of the training rows, not on "validation"."""
-    splits = dict(corpus.splits) | keep_back(
-        corpus.splits["train"], corpus.kind, share, seed
-    )
-    splits["test"] = corpus.splits["validation"]
-    notes = tuple(note for note in corpus.notes if note != SAME_SPLIT)
-    notes += (f"The checkpoint is chosen on {share:g} of the training rows.",)
-    return replace(corpus, splits=splits, reported_on="test", notes=notes)
 
 
 def checked_rows(part: str, rows: Rows) -> Rows:
@@ -373,17 +355,6 @@ def number_labels(
     if kind == "token":
         return [tuple(number(tag, row) for tag in tags) for row, tags in rows]
     return [number(label, row) for row, label in rows]
-
-
-def count_empty(texts: Sequence[Text]) -> int:
-    """Count the texts without a word.
-
-    Examples
-    --------
-    >>> count_empty(["a", " ", ("", "b")])
-    1
-    """
-    return sum(not any(part.strip() for part in parts_of(text)) for text in texts)
 
 
 def parts_of(text: Text) -> tuple[str, ...]:

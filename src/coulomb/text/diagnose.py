@@ -13,26 +13,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
+from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.attention import AlignmentResult, Diagnosis, align, diagnose
 from coulomb.attention.align.diagnosis import with_choice
 from coulomb.dynamics.loop import StopReason, load_run
+from coulomb.text import run_folder
 from coulomb.text.align import START, alignment_problem, judge_start
 from coulomb.text.data import Corpus
-from coulomb.text.run_folder import (
-    CONFIG,
-    METRICS,
-    PARTICLES,
-    Config,
-    check_data,
-    check_tensors,
-    load_vocabulary,
-    read_config,
-    read_tensors,
-)
+from coulomb.text.run_folder import CONFIG, PARTICLES, Config, read_tensors
 from coulomb.text.settings import VARIANTS, find_variant
 from coulomb.text.setup import Setup, set_up
-from coulomb.text.tasks import load_data
 
 # Sums in another order change the last digits, another model changes the first.
 _SAME = 1e-2
@@ -85,7 +75,7 @@ def diagnose_run(
     Phase A did not learn
     """
     folder = Path(folder)
-    config = read_config(folder)
+    config = run_folder.read_config(folder)
     _must_have_phase_a(folder, config)
     setup = _set_up(folder, config, corpus)
     chosen = judge_start(setup, n_shuffles)
@@ -114,7 +104,7 @@ def _must_have_phase_a(folder: Path, config: Config) -> None:
     path = folder / PARTICLES
     if path.is_file() and load_run(path).reason not in (None, StopReason.CALLBACK):
         return
-    if (folder / METRICS).is_file():
+    if (folder / run_folder.METRICS).is_file():
         raise ParameterError(
             f"`run` must hold {PARTICLES}; {str(folder)!r} does not. A saved "
             "TextClassifier keeps its weights alone: use `coulomb train`, or "
@@ -128,30 +118,12 @@ def _must_have_phase_a(folder: Path, config: Config) -> None:
 
 def _set_up(folder: Path, config: Config, corpus: Corpus | None) -> Setup:
     """Draw and tokenise again what the run began with, and give it its weights."""
-    if corpus is None:
-        corpus = _read_data(folder, config)
-    check_data(folder, config, corpus)
-    setup = set_up(corpus, config.settings, load_vocabulary(folder))
+    corpus = run_folder.load_corpus(folder, config, corpus)
+    setup = set_up(corpus, config.settings, run_folder.load_vocabulary(folder))
     weights, _ = read_tensors(folder / START)
-    check_tensors(folder / START, weights, setup.model.state_dict())
+    run_folder.check_tensors(folder / START, weights, setup.model.state_dict())
     setup.model.load_state_dict(weights)
     return setup
-
-
-def _read_data(folder: Path, config: Config) -> Corpus:
-    data = config.data
-    if not data.get("task") and not data.get("train"):
-        raise ParameterError(
-            f"`run` must know where its data is; {str(folder)!r} was trained on data "
-            "in memory. Pass it in Python: coulomb.text.diagnose_run(folder, corpus=…)."
-        )
-    try:
-        return load_data(data)
-    except (CoulombError, OSError) as error:
-        raise ParameterError(
-            f"`run` needs its data again, and it cannot be read: {error} Bring it back "
-            f"to where {folder / CONFIG} says it was."
-        ) from error
 
 
 def _read_alignment(folder: Path, setup: Setup) -> AlignmentResult:

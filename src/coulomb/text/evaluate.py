@@ -9,10 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coulomb._support.checks import check_count
-from coulomb._support.errors import ParameterError, unknown_name
+from coulomb._support.checks import check_member
+from coulomb._support.errors import ParameterError
 from coulomb.attention.encoder.encoder import KernelEncoder
 from coulomb.attention.encoder.packed import packed_logits
+from coulomb.attention.layers.base import in_mode
 from coulomb.text.data import Corpus, Split, Text
 from coulomb.text.tokens import TokenRows
 
@@ -89,9 +90,7 @@ def _areas(y: NDArray[Any], p: Numbers) -> dict[str, float | None]:
     return {"roc_auc": float(np.mean(area)), "pr_auc": float(np.mean(precision))}
 
 
-def expected_calibration_error(
-    labels: Any, probabilities: Any, n_bins: int = _BINS
-) -> float:
+def expected_calibration_error(labels: Any, probabilities: Any) -> float:
     """Compare confidence with accuracy, `sum_b (n_b / n) |acc_b - conf_b|`.
 
     Bins are of equal width in the confidence of the predicted class. Never above the
@@ -103,13 +102,10 @@ def expected_calibration_error(
     0.25
     """
     y, p = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
-    guess = p.argmax(axis=1)
-    return _binned_gap(p.max(axis=1), guess == y, n_bins)
+    return _binned_gap(p.max(axis=1), p.argmax(axis=1) == y)
 
 
-def paper_calibration_error(
-    labels: Any, probabilities: Any, n_bins: int = _BINS
-) -> float:
+def paper_calibration_error(labels: Any, probabilities: Any) -> float:
     """Bin P(class 1) and compare it with whether the *prediction* is correct.
 
     Not a calibration error: a sure and correct "class 0" counts as wholly wrong. It
@@ -121,13 +117,12 @@ def paper_calibration_error(
     0.5
     """
     y, p = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
-    return _binned_gap(p[:, 1], p.argmax(axis=1) == y, n_bins)
+    return _binned_gap(p[:, 1], p.argmax(axis=1) == y)
 
 
-def _binned_gap(scores: Numbers, correct: NDArray[Any], n_bins: int) -> float:
-    check_count("n_bins", n_bins)
-    place = np.minimum((scores * n_bins).astype(int), n_bins - 1)
-    gaps = np.bincount(place, weights=correct - scores, minlength=n_bins)
+def _binned_gap(scores: Numbers, correct: NDArray[Any]) -> float:
+    place = np.minimum((scores * _BINS).astype(int), _BINS - 1)
+    gaps = np.bincount(place, weights=correct - scores, minlength=_BINS)
     return float(np.abs(gaps).sum() / len(scores))
 
 
@@ -261,15 +256,10 @@ def log_probabilities(model: KernelEncoder, rows: TokenRows) -> Tensor:
     sizes: list[int] = torch.bincount(batch_of).tolist()
     size = int(rows.offsets[-1]) if by_token else len(rows)
     out = torch.empty(size, model.settings.n_classes)
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            for some in torch.split(order, [size for size in sizes if size]):
-                logits = packed_logits(model, rows.batch(some)).log_softmax(dim=-1)
-                out[rows.places(some)[0] if by_token else some] = logits
-    finally:
-        model.train(training)
+    with in_mode(model, train=False), torch.no_grad():
+        for some in torch.split(order, [size for size in sizes if size]):
+            logits = packed_logits(model, rows.batch(some)).log_softmax(dim=-1)
+            out[rows.places(some)[0] if by_token else some] = logits
     return out
 
 
@@ -352,12 +342,10 @@ def bag_of_words_baseline(
     >>> bag_of_words_baseline(build_corpus("tiny", rows))["accuracy"]
     1.0
     """
-    import numpy as np
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression
 
-    if kind not in KINDS:
-        raise unknown_name("kind", kind, KINDS)
+    check_member("kind", kind, KINDS)
     if corpus.kind != "sequence":
         raise ParameterError("`corpus` must have one label per text; got tags.")
     if kind == "nb-bigrams" and len(corpus.classes) != 2:
@@ -387,8 +375,6 @@ def bag_of_words_baseline(
 
 
 def _log_odds(X: Any, y: Any) -> Any:
-    import numpy as np
-
     counts = [1.0 + np.asarray(X[y == c].sum(axis=0)).ravel() for c in (0, 1)]
     first, second = (np.log(count / count.sum()) for count in counts)
     return second - first

@@ -31,6 +31,12 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
     return columns
 
 
+def read_rows(path: Path, text: Sequence[str], label: str) -> tuple[Any, list[Any]]:
+    """Read texts, or pairs, and their labels."""
+    columns = read_columns(path, [*text, label])
+    return join_columns(columns, text), columns[label]
+
+
 def join_columns(table: Mapping[str, Any], names: Sequence[str]) -> Any:
     """Give the texts of one column, or the pairs of two.
 
@@ -55,7 +61,8 @@ def _separated(
             header = next(rows, None)
             if header is None:
                 raise FileFormatError(f"{path} is empty; give a file with a header.")
-            places = [_place(path, name, header) for name in names]
+            _check_columns(str(path), names, header)
+            places = [header.index(name) for name in names]
             values: list[list[Any]] = [[] for _ in names]
             for row in rows:
                 if not row:
@@ -92,9 +99,8 @@ def _jsonl(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
                 raise FileFormatError(
                     f"{place}: not a JSON object; got {type(row).__name__}."
                 )
+            _check_columns(place, names, list(row))
             for name in names:
-                if name not in row:
-                    raise _missing(place, name, list(row))
                 values[name].append(row[name])
     return values
 
@@ -107,8 +113,7 @@ def _parquet(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
         raise FileNotFoundError(2, "No such file", str(path))
     try:
         header = pyarrow.parquet.read_schema(path).names
-        for name in names:
-            _place(path, name, header)
+        _check_columns(str(path), names, header)
         table = pyarrow.parquet.read_table(path, columns=list(dict.fromkeys(names)))
     except pyarrow.ArrowInvalid as error:
         raise FileFormatError(f"{path} is not a Parquet file: {error}.") from error
@@ -134,19 +139,15 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _place(path: Path, name: str, header: Sequence[str]) -> int:
-    if name not in header:
-        raise _missing(str(path), name, header)
-    return list(header).index(name)
-
-
-def _missing(place: str, name: str, header: Sequence[str]) -> ParameterError:
-    near = get_close_matches(name, header, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return ParameterError(
-        f"{place} has no column {name!r}{hint} It has: {', '.join(map(str, header))}. "
-        "Name columns with --text and --label."
-    )
+def _check_columns(place: str, names: Sequence[str], header: Sequence[str]) -> None:
+    for name in names:
+        if name not in header:
+            near = get_close_matches(name, header, n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]!r}?" if near else "."
+            raise ParameterError(
+                f"{place} has no column {name!r}{hint} It has: {', '.join(header)}. "
+                "Name columns with --text and --label."
+            )
 
 
 def _not_utf8(path: Path, error: UnicodeDecodeError) -> FileFormatError:

@@ -9,18 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coulomb._support.errors import ParameterError
+from coulomb.text import run_folder
 from coulomb.text.data import Split, check_texts
 from coulomb.text.evaluate import log_probabilities, score_split, tag_words
-from coulomb.text.run_folder import (
-    CONFIG,
-    METRICS,
-    WEIGHTS,
-    Config,
-    check_tensors,
-    load_vocabulary,
-    read_config,
-    read_tensors,
-)
+from coulomb.text.run_folder import CONFIG, WEIGHTS, Config, check_tensors
 from coulomb.text.setup import build_model
 from coulomb.text.tokens import Vocabulary, encode_split
 
@@ -45,7 +37,7 @@ class Predictor:
         config: Config,
         vocabulary: Vocabulary,
         weights: dict[str, Tensor],
-        source: Path = Path(WEIGHTS),
+        source: str | Path = WEIGHTS,
     ) -> None:
         self.config, self.vocabulary = config, vocabulary
         self.model = build_model(
@@ -73,14 +65,14 @@ class Predictor:
             With the weights of the best epoch.
         """
         folder = Path(folder)
-        config = read_config(folder)
-        if not (folder / METRICS).is_file():
+        config = run_folder.read_config(folder)
+        if not (folder / run_folder.METRICS).is_file():
             raise ParameterError(
                 f"`run` must be a finished run; {str(folder)!r} is not. Go on with "
                 f"`coulomb train --resume {folder}`."
             )
-        vocabulary = load_vocabulary(folder)
-        weights, _ = read_tensors(folder / WEIGHTS)
+        vocabulary = run_folder.load_vocabulary(folder)
+        weights, _ = run_folder.read_tensors(folder / WEIGHTS)
         return cls(config, vocabulary, weights, folder / WEIGHTS)
 
     @property

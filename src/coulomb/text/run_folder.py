@@ -4,6 +4,7 @@ Files are written to a temporary file, flushed to the disk and renamed. Their na
 fixed: nothing that is read from a run names another file of it.
 """
 
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from coulomb._support.archive import (
 from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
 from coulomb.text.data import Corpus
 from coulomb.text.settings import TextSettings
+from coulomb.text.tasks import load_data
 from coulomb.text.tokens import Vocabulary
 
 FORMAT = "coulomb-text-1"
@@ -34,7 +36,6 @@ CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.json"
 HISTORY = "history.jsonl"
 ENVIRONMENT = "environment.json"
-_CONFIG_KEYS = ("format", "settings", "kind", "classes", "data", "fingerprint")
 
 
 class Config(NamedTuple):
@@ -45,6 +46,9 @@ class Config(NamedTuple):
     classes: tuple[Any, ...]
     data: dict[str, Any]
     fingerprint: str
+
+
+_CONFIG_KEYS = ("format", *Config._fields)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -60,7 +64,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def check_tensors(
-    path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+    path: str | Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
 ) -> None:
     """Refuse tensors that do not fit the model of a run's configuration."""
     for name, tensor in expected.items():
@@ -92,13 +96,20 @@ def check_free(folder: Path) -> None:
             )
 
 
-def check_data(folder: Path, config: Config, corpus: Corpus) -> None:
-    """Refuse data that is not what the run began with."""
+def load_corpus(folder: Path, config: Config, corpus: Corpus | None) -> Corpus:
+    """Read the data of a run again, unless it is given; refuse data that changed."""
+    try:
+        corpus = corpus or load_data(config.data)
+    except (CoulombError, OSError) as error:
+        raise ParameterError(
+            f"`run` needs its data again, as {folder / CONFIG} describes it: {error}"
+        ) from error
     if corpus.fingerprint() != config.fingerprint:
         raise FileFormatError(
             f"The data of {folder} has changed since the run began: its texts or "
             "labels have another fingerprint. Bring it back, or train in a new folder."
         )
+    return corpus
 
 
 def write_run(folder: Path, config: Config, vocabulary: Vocabulary) -> None:
@@ -140,17 +151,20 @@ def read_config(folder: Path) -> Config:
             f"{path} must have the keys {', '.join(_CONFIG_KEYS)} and no others; "
             f"unknown or missing: {', '.join(sorted(odd))}."
         )
-    if not isinstance(values["settings"], dict):
-        raise FileFormatError(f"{path}: `settings` is damaged.")
+    classes, kind, data = values["classes"], values["kind"], values["data"]
+    rules = {
+        "settings": isinstance(values["settings"], dict),
+        "kind": kind in ("sequence", "token"),
+        "classes": isinstance(classes, list) and len(classes) >= 2,
+        "data": isinstance(data, dict),
+    }
+    for name, holds in rules.items():
+        if not holds:
+            raise FileFormatError(f"{path}: `{name}` is damaged.")
     try:
         settings = TextSettings.from_plain(values["settings"])
     except (CoulombError, TypeError) as error:
         raise FileFormatError(f"{path}: {error}") from error
-    classes, kind, data = values["classes"], values["kind"], values["data"]
-    if kind not in ("sequence", "token") or not isinstance(classes, list):
-        raise FileFormatError(f"{path}: `kind` or `classes` is damaged.")
-    if len(classes) < 2 or not isinstance(data, dict):
-        raise FileFormatError(f"{path}: `classes` or `data` is damaged.")
     _check_paths(path, data)
     return Config(settings, kind, tuple(classes), data, str(values["fingerprint"]))
 
@@ -205,10 +219,8 @@ def read_history(path: Path) -> list[dict[str, Any]]:
 
 def new_folder(parent: Path, name: str) -> Path:
     """Choose the next free folder, `parent/name-1`, `parent/name-2`, ..."""
-    number = 1
-    while (parent / f"{name}-{number}").exists():
-        number += 1
-    return parent / f"{name}-{number}"
+    numbered = (parent / f"{name}-{number}" for number in itertools.count(1))
+    return next(folder for folder in numbered if not folder.exists())
 
 
 def list_runs(parent: str | Path) -> list[dict[str, Any]]:

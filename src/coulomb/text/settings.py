@@ -11,15 +11,10 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from coulomb._support.checks import check_count, check_real
-from coulomb._support.errors import (
-    FileFormatError,
-    ParameterError,
-    ParameterTypeError,
-    unknown_name,
-)
+from coulomb._support.checks import check_count, check_member, check_real
+from coulomb._support.errors import FileFormatError, ParameterError, ParameterTypeError
 
 # The paper's maps, and the law their particles start from.
 _NAMES = ("favor", "elu", "softplus", "sigmoid2", "softmaxfeat", "cos2")
@@ -63,11 +58,7 @@ def _rows() -> dict[str, Variant]:
 
 
 VARIANTS = _rows()
-PAPER_ROWS = tuple(
-    name
-    for name in VARIANTS
-    if not name.startswith(("control-", "noise-", "placed-", "strewn-"))
-)
+PAPER_ROWS = tuple(n for n, x in VARIANTS.items() if x.phase_a in ("none", "align"))
 
 
 def find_variant(name: str) -> Variant:
@@ -80,14 +71,14 @@ def find_variant(name: str) -> Variant:
     >>> len(PAPER_ROWS)
     18
     """
-    if name not in VARIANTS:
-        raise unknown_name("attention", name, VARIANTS)
+    check_member("attention", name, VARIANTS)
     return VARIANTS[name]
 
 
-def _about(words: str, **rule: Any) -> Any:
-    """Describe a setting, and what `check_count` or `check_real` asks of it."""
-    return field(metadata={"help": words, "rule": rule})
+def _about(words: str, ours: Any, paper: Any = None, **rule: Any) -> Any:
+    """Describe a setting: our value, the paper's if it is another, and its rule."""
+    values = {"ours": ours, "paper": ours if paper is None else paper}
+    return field(metadata={"help": words, "rule": rule} | values)
 
 
 @dataclass(frozen=True)
@@ -119,23 +110,27 @@ class ModelSettings:
         Steps between two draws of the Performer's features; 0 for never.
     """
 
-    attention: str = _about("Row of the paper's tables, or softmax, ...")
-    n_layers: int = _about("Layers.")
-    width: int = _about("Width of a token's state.")
-    n_heads: int = _about("Heads.")
-    ffn_width: int = _about("Width inside the feed-forward part.")
-    dropout: float = _about("Dropout.", at_least=0, below=1)
-    positions: str = _about("Position embeddings: learned, parts (of a pair) or none.")
-    norm: str = _about("Layer norm: post or pre.")
-    pooling: str = _about("Pooling: mean or cls.")
-    max_length: int = _about("Tokens of a text; longer ones are cut.", at_least=3)
-    n_features: int = _about("Particles of each head.")
-    feature_temperature: float = _about("tau of the feature map.", above=0)
-    start_norm: float = _about(
-        "Norm of particles at the start; 0: N(0, I).", at_least=0
+    attention: str = _about(
+        "Row of the paper's tables, or softmax, ...", "kernel-softmaxfeat"
     )
-    linformer_rank: int = _about("Mixtures of keys in Linformer.")
-    redraw_every: int = _about("Steps between draws of the Performer.", at_least=0)
+    n_layers: int = _about("Layers.", 2)
+    width: int = _about("Width of a token's state.", 128)
+    n_heads: int = _about("Heads.", 2)
+    ffn_width: int = _about("Width inside the feed-forward part.", 256)
+    dropout: float = _about("Dropout.", 0.3, 0.1, at_least=0, below=1)
+    positions: Literal["learned", "parts", "none"] = _about(
+        "Position embeddings, of tokens or of the parts of a pair.", "learned"
+    )
+    norm: Literal["post", "pre"] = _about("Layer norm.", "post")
+    pooling: Literal["mean", "cls"] = _about("Pooling.", "mean")
+    max_length: int = _about("Tokens of a text; longer ones are cut.", 128, at_least=3)
+    n_features: int = _about("Particles of each head.", 256)
+    feature_temperature: float = _about("tau of the feature map.", 1.0, above=0)
+    start_norm: float = _about(
+        "Norm of particles at the start; 0: N(0, I).", 1.5, 0.0, at_least=0
+    )
+    linformer_rank: int = _about("Mixtures of keys in Linformer.", 64)
+    redraw_every: int = _about("Steps between the Performer's draws.", 1000, at_least=0)
 
 
 @dataclass(frozen=True)
@@ -150,8 +145,10 @@ class TokenSettings:
         Whether texts are lower-cased.
     """
 
-    vocabulary_size: int = _about("Size of a vocabulary trained here.", at_least=8)
-    lower_case: bool = _about("Lower-case the texts.")
+    vocabulary_size: int = _about(
+        "Size of a vocabulary trained here.", 8000, 30522, at_least=8
+    )
+    lower_case: bool = _about("Lower-case the texts.", True)
 
 
 @dataclass(frozen=True)
@@ -191,25 +188,31 @@ class AlignSettings:
         Other parameters that Phase A moves, such as "norm,value"; empty for none.
     """
 
-    after: int = _about("Epochs of Phase B before it.", at_least=0)
-    start: str = _about("drawn; for tags windows or shifts.")
-    shifts: str = _about("Shifts such as -1,1; empty: by labels.")
-    epochs: float = _about("Its length, at most.", at_least=0)
-    objective: str = _about("auto, centred, within-class, ...")
-    level: str = _about("sequence, token, layer or head.")
-    sampler: str = _about("How particles move: langevin or adam.")
-    step_size: float = _about("eta.", above=0)
-    inverse_temperature: float = _about("beta.", above=0, infinite=True)
-    drift: str = _about("Scale of the drift: N or plain.")
-    clip: float = _about("Largest drift of a particle.", above=0, infinite=True)
-    strength: float = _about("lambda of the repulsion.", at_least=0)
-    riesz: float = _about("s of the repulsion; 0: logarithm.", above=-2)
-    radius: float = _about(
-        "Largest norm of a particle, or inf.", above=0, infinite=True
+    after: int = _about("Epochs of Phase B before it.", 0, at_least=0)
+    start: Literal["drawn", "windows", "chosen"] = _about(
+        "Where particles begin.", "chosen", "drawn"
     )
-    tol: float = _about("Stop below this movement; 0: never.", at_least=0)
-    patience: int = _about("Records without gain; 0: any number.", at_least=0)
-    also: str = _about("Other parameters that move: norm,value.")
+    shifts: str = _about("Shifts such as -1,1; empty: by labels.", "")
+    epochs: float = _about("Its length, at most.", 0.0, 10.0, at_least=0)
+    objective: Literal[
+        "auto", "centred", "within-class", "likelihood", "neighbours"
+    ] = _about("What is aligned.", "centred", "within-class")
+    level: Literal["sequence", "token", "layer", "head"] = _about(
+        "Of what it is aligned.", "sequence"
+    )
+    sampler: Literal["langevin", "adam"] = _about("How particles move.", "langevin")
+    step_size: float = _about("eta.", 1.0, 2e-3, above=0)
+    inverse_temperature: float = _about("beta.", 1e5, 50.0, above=0, infinite=True)
+    drift: Literal["N", "plain"] = _about("Scale of the drift.", "N", "plain")
+    clip: float = _about("Bound of the drift.", 1.0, 10.0, above=0, infinite=True)
+    strength: float = _about("lambda of the repulsion.", 1e-3, at_least=0)
+    riesz: float = _about("s of the repulsion; 0: logarithm.", 0.0, above=-2)
+    radius: float = _about(
+        "Largest norm of a particle, or inf.", math.inf, 1.5, above=0, infinite=True
+    )
+    tol: float = _about("Stop below this movement; 0: never.", 0.0, 1e-6, at_least=0)
+    patience: int = _about("Records without gain; 0: any number.", 0, at_least=0)
+    also: str = _about("Other parameters that move: norm,value.", "")
 
 
 @dataclass(frozen=True)
@@ -241,21 +244,27 @@ class TrainSettings:
         Of everything drawn.
     """
 
-    epochs: int = _about("Epochs of cross-entropy.")
-    min_steps: int = _about("Steps of Phase B, at least.", at_least=0)
-    batch_size: int = _about("Texts of a step.")
-    optimiser: str = _about("adam or adamw.")
-    lr: float = _about("Learning rate.", above=0)
-    weight_decay: float = _about("Weight decay of the layers' matrices.", at_least=0)
-    schedule: str = _about("constant, linear or cosine.")
-    warm_up_share: float = _about(
-        "Share of steps in which lr rises.", at_least=0, below=1
+    epochs: int = _about("Epochs of cross-entropy.", 2, 10)
+    min_steps: int = _about("Steps of Phase B, at least.", 500, 0, at_least=0)
+    batch_size: int = _about("Texts of a step.", 64)
+    optimiser: Literal["adam", "adamw"] = _about("Optimiser.", "adam")
+    lr: float = _about("Learning rate.", 5e-4, 2e-4, above=0)
+    weight_decay: float = _about("Weight decay of matrices.", 0.0, at_least=0)
+    schedule: Literal["constant", "linear", "cosine"] = _about(
+        "Learning rate after its rise.", "linear", "constant"
     )
-    label_smoothing: float = _about("Label smoothing.", at_least=0, below=1)
-    word_dropout: float = _about("Share of tokens made unknown.", at_least=0, below=1)
-    rare_tokens: int = _about("Tokens seen at most so often: unknown.", at_least=0)
-    average_epochs: float = _about("Memory of averaged weights; 0: none.", at_least=0)
-    seed: int = _about("Seed of everything drawn.", at_least=0)
+    warm_up_share: float = _about(
+        "Share of steps in which lr rises.", 0.1, 0.0, at_least=0, below=1
+    )
+    label_smoothing: float = _about("Label smoothing.", 0.0, at_least=0, below=1)
+    word_dropout: float = _about(
+        "Share of tokens made unknown.", 0.1, 0.0, at_least=0, below=1
+    )
+    rare_tokens: int = _about("Tokens seen so rarely are unknown.", 1, 0, at_least=0)
+    average_epochs: float = _about(
+        "Memory of averaged weights; 0: none.", 1.0, 0.0, at_least=0
+    )
+    seed: int = _about("Seed of everything drawn.", 0, at_least=0)
 
 
 GROUPS: dict[str, type] = {
@@ -269,18 +278,6 @@ SETTINGS: dict[str, tuple[str, Field[Any]]] = {
     f"align_{part.name}" if group == "align" else part.name: (group, part)
     for group, record in GROUPS.items()
     for part in fields(record)
-}
-_CHOICES = {
-    "positions": ("learned", "parts", "none"),
-    "norm": ("post", "pre"),
-    "pooling": ("mean", "cls"),
-    "align_objective": ("auto", "centred", "within-class", "likelihood", "neighbours"),
-    "align_level": ("sequence", "token", "layer", "head"),
-    "align_start": ("drawn", "windows", "chosen"),
-    "align_sampler": ("langevin", "adam"),
-    "align_drift": ("N", "plain"),
-    "optimiser": ("adam", "adamw"),
-    "schedule": ("constant", "linear", "cosine"),
 }
 # Settings that came later, and what was done before them.
 _LATER = {
@@ -324,25 +321,21 @@ class TextSettings:
     train: TrainSettings
 
     def __init__(self, **values: Any) -> None:
-        groups = {
-            name: values.pop(name)
-            for name, record in GROUPS.items()
-            if isinstance(values.get(name), record)
-        }
-        for name in values:
-            if name not in SETTINGS:
-                raise unknown_name("settings", name, SETTINGS)
+        groups = {n: x for n, x in values.items() if isinstance(x, GROUPS.get(n, ()))}
+        given = {n: x for n, x in values.items() if n not in groups}
+        for name in given:
+            check_member("settings", name, SETTINGS)
         for name, (group, part) in SETTINGS.items():
             if group in groups:
-                values.setdefault(name, getattr(groups[group], part.name))
-        missing = [name for name in SETTINGS if name not in values]
+                given.setdefault(name, getattr(groups[group], part.name))
+        missing = [name for name in SETTINGS if name not in given]
         if missing:
             raise ParameterError(
                 f"`settings` must hold all settings; missing: {', '.join(missing)}."
             )
         parts: dict[str, dict[str, Any]] = {name: {} for name in GROUPS}
         for name, (group, part) in SETTINGS.items():
-            parts[group][part.name] = _checked(name, part, values[name])
+            parts[group][part.name] = _checked(name, part, given[name])
         for group, record in GROUPS.items():
             object.__setattr__(self, group, record(**parts[group]))
         self._check_together()
@@ -445,6 +438,9 @@ def read_shifts(text: str) -> tuple[int, ...]:
 
 def _checked(name: str, part: Field[Any], value: Any) -> Any:
     kind: Any = part.type
+    if get_args(kind):
+        check_member(name, value, get_args(kind))
+        return value
     if kind is float:
         if value == "inf":
             value = math.inf
@@ -455,8 +451,6 @@ def _checked(name: str, part: Field[Any], value: Any) -> Any:
         raise ParameterTypeError(
             f"`{name}` must be {words.get(kind, 'a string')}; got {value!r}."
         )
-    if name in _CHOICES and value not in _CHOICES[name]:
-        raise unknown_name(name, value, _CHOICES[name])
     check: Any = {int: check_count, float: check_real}.get(kind)
     return value if check is None else check(name, value, **part.metadata["rule"])
 
@@ -465,58 +459,9 @@ def _checked(name: str, part: Field[Any], value: Any) -> Any:
 # epochs. Ours were chosen on the validation split of Rotten Tomatoes, where `min_steps`
 # makes four epochs; two for larger data sets on the labelled test sentences of SST-2,
 # averaged weights on both.
-_VALUES = {
-    "attention": ("kernel-softmaxfeat", "kernel-softmaxfeat"),
-    "n_layers": (2, 2),
-    "width": (128, 128),
-    "n_heads": (2, 2),
-    "ffn_width": (256, 256),
-    "dropout": (0.3, 0.1),
-    "positions": ("learned", "learned"),
-    "norm": ("post", "post"),
-    "pooling": ("mean", "mean"),
-    "max_length": (128, 128),
-    "n_features": (256, 256),
-    "feature_temperature": (1.0, 1.0),
-    "start_norm": (1.5, 0.0),
-    "linformer_rank": (64, 64),
-    "redraw_every": (1000, 1000),
-    "vocabulary_size": (8000, 30522),
-    "lower_case": (True, True),
-    "align_after": (0, 0),
-    "align_start": ("chosen", "drawn"),
-    "align_shifts": ("", ""),
-    "align_epochs": (0.0, 10.0),
-    "align_objective": ("centred", "within-class"),
-    "align_level": ("sequence", "sequence"),
-    "align_sampler": ("langevin", "langevin"),
-    "align_step_size": (1.0, 2e-3),
-    "align_inverse_temperature": (1e5, 50.0),
-    "align_drift": ("N", "plain"),
-    "align_clip": (1.0, 10.0),
-    "align_strength": (1e-3, 1e-3),
-    "align_riesz": (0.0, 0.0),
-    "align_radius": (math.inf, 1.5),
-    "align_tol": (0.0, 1e-6),
-    "align_patience": (0, 0),
-    "align_also": ("", ""),
-    "epochs": (2, 10),
-    "min_steps": (500, 0),
-    "batch_size": (64, 64),
-    "optimiser": ("adam", "adam"),
-    "lr": (5e-4, 2e-4),
-    "weight_decay": (0.0, 0.0),
-    "schedule": ("linear", "constant"),
-    "warm_up_share": (0.1, 0.0),
-    "label_smoothing": (0.0, 0.0),
-    "word_dropout": (0.1, 0.0),
-    "rare_tokens": (1, 0),
-    "average_epochs": (1.0, 0.0),
-    "seed": (0, 0),
-}
 _DEFAULT, _PAPER_SUPPLEMENT = (
-    TextSettings(**{name: values[which] for name, values in _VALUES.items()})
-    for which in (0, 1)
+    TextSettings(**{name: part.metadata[whose] for name, (_, part) in SETTINGS.items()})
+    for whose in ("ours", "paper")
 )
 
 # For tags, where the encoder must learn to use its context. Chosen on the validation
@@ -567,8 +512,7 @@ def preset(name: str, changes: Mapping[str, Any] | None = None) -> TextSettings:
     TextSettings
         Checked.
     """
-    if name not in PRESETS:
-        raise unknown_name("preset", name, PRESETS)
+    check_member("preset", name, PRESETS)
     return PRESETS[name].changed(changes or {})
 
 
@@ -581,8 +525,7 @@ def read_toml(path: str | Path) -> tuple[str | None, dict[str, Any]]:
         raise FileFormatError(f"{path} is not TOML: {error}.") from error
     name = values.pop("preset", None)
     for key in values:
-        if key not in SETTINGS:
-            raise unknown_name(str(path), key, [*SETTINGS, "preset"])
-    if name is not None and name not in PRESETS:
-        raise unknown_name("preset", name, PRESETS)
+        check_member(str(path), key, [*SETTINGS, "preset"])
+    if name is not None:
+        check_member("preset", name, PRESETS)
     return name, values

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coulomb._support.errors import CoulombError, ParameterError, unknown_name
+from coulomb._support.checks import check_member
+from coulomb._support.errors import CoulombError, ParameterError
 from coulomb.text.data import (
     SAME_SPLIT,
     Corpus,
@@ -14,20 +15,10 @@ from coulomb.text.data import (
     check_texts,
     keep_back,
     read_corpus,
-    without_validation,
 )
 from coulomb.text.files import join_columns, read_columns
 
 _SHARE = 0.1  # of the training rows, for a task without a validation split
-
-_TAGS = tuple(
-    ["O"] + [f"{b}-{kind}" for kind in ("PER", "ORG", "LOC", "MISC") for b in "BI"]
-)
-# Universal parts of speech.
-_SPEECH = (
-    "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X"
-)
-_PARTS = tuple(_SPEECH.split())
 
 
 @dataclass(frozen=True)
@@ -35,43 +26,45 @@ class Task:
     """Where a public data set is and how it is read."""
 
     columns: tuple[str, ...]
-    label: str
     classes: tuple[str, ...]
-    reported_on: str
     hub: tuple[str, ...]  # none if it is read from a folder only
+    reported_on: str = "test"
+    label: str = "label"
     kind: str = "sequence"
     english: bool = True
     subset: str = ""  # the folder of a part of it, if the whole is not there
 
 
 _GLUE = "nyu-mll/glue"
-_SENTIMENT = ("negative", "positive")
 _ROTTEN = "cornell-movie-review-data/rotten_tomatoes"
+_SENTIMENT = ("negative", "positive")
+_ENTITIES = [f"{b}-{kind}" for kind in ("PER", "ORG", "LOC", "MISC") for b in "BI"]
+_TAGS = ("O", *_ENTITIES)
+# Universal parts of speech.
+_SPEECH = (
+    "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X"
+)
+_PARTS = tuple(_SPEECH.split())
 TASKS = {
-    "sst2": Task(("sentence",), "label", _SENTIMENT, "validation", (_GLUE, "sst2")),
+    "sst2": Task(("sentence",), _SENTIMENT, (_GLUE, "sst2"), "validation"),
     "qqp": Task(
         ("question1", "question2"),
-        "label",
         ("not_duplicate", "duplicate"),
-        "validation",
         (_GLUE, "qqp"),
+        "validation",
         subset="qqp_subset",
     ),
-    "rotten_tomatoes": Task(("text",), "label", _SENTIMENT, "test", (_ROTTEN,)),
-    "imdb": Task(("text",), "label", _SENTIMENT, "test", ("stanfordnlp/imdb",)),
+    "rotten_tomatoes": Task(("text",), _SENTIMENT, (_ROTTEN,)),
+    "imdb": Task(("text",), _SENTIMENT, ("stanfordnlp/imdb",)),
     "mrpc": Task(
-        ("sentence1", "sentence2"),
-        "label",
-        ("not_equivalent", "equivalent"),
-        "test",
-        (_GLUE, "mrpc"),
+        ("sentence1", "sentence2"), ("not_equivalent", "equivalent"), (_GLUE, "mrpc")
     ),
     "conll2003": Task(
-        ("tokens",), "ner_tags", _TAGS, "test", ("lhoestq/conll2003",), "token"
+        ("tokens",), _TAGS, ("lhoestq/conll2003",), label="ner_tags", kind="token"
     ),
     # Spoken Cantonese; benchmarks/hkcancor.py writes the files.
     "hkcancor": Task(
-        ("tokens",), "pos_tags", _PARTS, "test", (), "token", english=False
+        ("tokens",), _PARTS, (), label="pos_tags", kind="token", english=False
     ),
 }
 _FILE_KEYS = ("train", "validation", "test", "text", "label")
@@ -119,8 +112,7 @@ def load_task(
     Corpus
         Its notes say what a reader of the metrics must know.
     """
-    if name not in TASKS:
-        raise unknown_name("task", name, TASKS)
+    check_member("task", name, TASKS)
     task = TASKS[name]
     where, share = data_folder(folder), validation_share
     notes: tuple[str, ...] = ()
@@ -140,24 +132,24 @@ def load_task(
             f"`data_dir` must hold the splits 'train' and {reported!r} of {name}; "
             f"got {', '.join(parts) or 'none'}."
         )
+    if reported == "validation" and "test" in parts and "test" not in known:
+        notes += ("The labels of the test split are not public.",)
     if "validation" not in known:
         share = share or _SHARE
         known |= keep_back(known["train"], task.kind, share, seed)
         notes += (f"Validation is {share:g} of the training rows.",)
-        share = None
+    elif share is not None and reported == "validation":
+        known["test"], reported = known["validation"], "test"
+        known |= keep_back(known["train"], task.kind, share, seed)
+        notes += (f"The checkpoint is chosen on {share:g} of the training rows.",)
+    elif share is not None:
+        raise ParameterError(
+            f"`validation_share` must be None for {name}, which has a validation split "
+            f"that no metric is reported on; got {share:g}."
+        )
     if reported == "validation":
         notes += (SAME_SPLIT,)
-        if "test" in parts and "test" not in known:
-            notes += ("The labels of the test split are not public.",)
-    corpus = Corpus(name, task.kind, task.classes, known, reported, notes)
-    if share is None:
-        return corpus
-    if reported == "validation":
-        return without_validation(corpus, share, seed)
-    raise ParameterError(
-        f"`validation_share` must be None for {name}, which has a validation split "
-        f"that no metric is reported on; got {share:g}."
-    )
+    return Corpus(name, task.kind, task.classes, known, reported, notes)
 
 
 def _from_folder(
@@ -259,8 +251,8 @@ def load_data(data: Mapping[str, Any]) -> Corpus:
         return load_task(data["task"], folder, validation_share=share)
     if not data.get("train"):
         raise ParameterError(
-            "`run` has no data of its own: it was trained on data in memory. Name a "
-            "file."
+            "`run` has no data of its own: it was trained on data in memory. Pass it "
+            "in Python as `corpus`, or name a file."
         )
     options: dict[str, Any] = {name: data.get(name) for name in _FILE_KEYS}
     return read_corpus(**options, validation_share=_SHARE if share is None else share)

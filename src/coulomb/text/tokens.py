@@ -170,19 +170,17 @@ class Vocabulary:
 
 def vocabulary_of(tokens: dict[str, int], *, lower_case: bool = True) -> Vocabulary:
     """Build BERT's way of cutting texts around a WordPiece vocabulary."""
-    for token in _NEEDED:
-        if token not in tokens:
-            raise FileFormatError(f"The vocabulary has no {token}.")
     tokenizer = Tokenizer(models.WordPiece(tokens, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.add_special_tokens([token for token in SPECIAL if token in tokens])
+    vocabulary = Vocabulary(tokenizer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B [SEP]",
-        special_tokens=[(token, tokens[token]) for token in ("[CLS]", "[SEP]")],
+        special_tokens=[("[CLS]", vocabulary.cls), ("[SEP]", vocabulary.end)],
     )
-    return Vocabulary(tokenizer)
+    return vocabulary
 
 
 def read_vocabulary(path: str | Path, *, lower_case: bool = True) -> Vocabulary:

@@ -7,8 +7,8 @@ on gives the weights of a run that was never interrupted.
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,38 +20,25 @@ from torch.nn import functional
 from coulomb._support.archive import write_json
 from coulomb._support.checks import check_count
 from coulomb._support.errors import DivergedError, FileFormatError, ParameterError
-from coulomb._support.progress import Advance, progress_bar
+from coulomb._support.progress import progress_bar
 from coulomb._support.streams import make_generator
 from coulomb.attention.encoder.layout import IGNORED, TokenBatch
 from coulomb.attention.encoder.packed import packed_logits, recycle_gradient
 from coulomb.dynamics.loop import load_run
-from coulomb.text.align import keep_start, run_phase_a
+from coulomb.text import run_folder
+from coulomb.text.align import run_phase_a
 from coulomb.text.data import Corpus
 from coulomb.text.evaluate import judged_by, score_split
-from coulomb.text.run_folder import (
-    CHECKPOINT,
-    METRICS,
-    WEIGHTS,
-    Checkpoint,
-    Config,
-    Store,
-    check_data,
-    check_free,
-    check_tensors,
-    load_vocabulary,
-    read_config,
-    read_json,
-    write_run,
-)
+from coulomb.text.run_folder import CHECKPOINT, Checkpoint, Store, check_tensors
 from coulomb.text.settings import TextSettings, TrainSettings, find_variant
 from coulomb.text.setup import DROPOUT, ORDER, WORDS, Setup, set_up
-from coulomb.text.tasks import load_data
 from coulomb.text.tokens import Vocabulary
 
 # Adding every step would cost several per cent of training; a short memory needs it.
 _LONGEST, _OF_MEMORY = 8, 4
 _FUSED = ("cpu", "cuda")  # devices on which torch's Adam can be one pass
 _LOG_EVERY = 10  # steps between two losses in TensorBoard
+Tell = Callable[..., None]  # of a note, a step, its scalars and how many were made
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,13 +136,19 @@ def train_in_folder(
         Also written into the folder.
     """
     folder = Path(folder)
-    check_free(folder)
+    run_folder.check_free(folder)
     described = {"name": corpus.name} | dict(data or {})
-    config = Config(
+    config = run_folder.Config(
         settings, corpus.kind, corpus.classes, described, corpus.fingerprint()
     )
-    write_run(folder, config, vocabulary)
-    return _run(folder, corpus, settings, vocabulary, save_every, progress, tensorboard)
+    run_folder.write_run(folder, config, vocabulary)
+    return resume_folder(
+        folder,
+        corpus=corpus,
+        save_every=save_every,
+        progress=progress,
+        tensorboard=tensorboard,
+    )
 
 
 def resume_folder(
@@ -183,36 +176,20 @@ def resume_folder(
         The weights an uninterrupted run would have; of a finished run, what it has.
     """
     folder = Path(folder)
-    config = read_config(folder)
-    if (folder / METRICS).is_file():
-        store = Store(folder)
-        return Trained(store.best(), read_json(folder / METRICS), store.history())
-    if corpus is None:
-        corpus = load_data(config.data)
-    check_data(folder, config, corpus)
-    vocabulary, settings = load_vocabulary(folder), config.settings
-    return _run(folder, corpus, settings, vocabulary, save_every, progress, tensorboard)
-
-
-def _run(
-    folder: Path,
-    corpus: Corpus,
-    settings: TextSettings,
-    vocabulary: Vocabulary,
-    save_every: int,
-    progress: bool | None,
-    tensorboard: bool,
-) -> Trained:
+    config, store = run_folder.read_config(folder), Store(folder)
+    metrics = folder / run_folder.METRICS
+    if metrics.is_file():
+        return Trained(store.best(), run_folder.read_json(metrics), store.history())
     trained = train(
-        corpus,
-        settings,
-        vocabulary,
-        store=Store(folder),
+        run_folder.load_corpus(folder, config, corpus),
+        config.settings,
+        run_folder.load_vocabulary(folder),
+        store=store,
         save_every=save_every,
         progress=progress,
         log_dir=folder / "tensorboard" if tensorboard else None,
     )
-    write_json(folder / METRICS, trained.metrics)
+    write_json(metrics, trained.metrics)
     return trained
 
 
@@ -257,20 +234,18 @@ class RunningAverage:
             for name, parameter in model.named_parameters()
             if parameter.requires_grad and memory
         }
-        self._averages: dict[str, Tensor] = {}
-        self._begun = 0
         self.restart(0)
 
     def restart(self, step: int) -> None:
         """Forget everything but the present weights."""
-        self._begun = step
+        self._begun = torch.tensor(step)
         self._averages = {n: p.detach().clone() for n, p in self._parameters.items()}
 
     def add(self, step: int) -> None:
         """Take the present weights into the average, if it is their turn."""
         if not self._averages or step % self.every:
             return
-        made = step - self._begun
+        made = step - int(self._begun)
         memory = min(self.memory, (made + self.every) / 2)
         torch._foreach_lerp_(
             list(self._averages.values()),
@@ -294,46 +269,26 @@ class RunningAverage:
                 parameter.copy_(values[name])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Give what a checkpoint needs."""
-        if not self._averages:
-            return {}
-        begun = torch.tensor(self._begun)
-        return {**self._averages, "begun": begun}
-
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from a checkpoint."""
-        for name, average in self._averages.items():
-            average.copy_(tensors[name])
-        if self._averages:
-            self._begun = int(tensors["begun"])
-
-
-class Display:
-    """A bar that shows what training does, and TensorBoard if it is asked for."""
-
-    def __init__(self, advance: Advance, writer: Any = None) -> None:
-        self._advance, self._writer = advance, writer
-
-    def tell(
-        self, note: str, step: int, scalars: Mapping[str, float], *, made: int = 0
-    ) -> None:
-        """Change the note beside the bar, and write scalars of a step down."""
-        self._advance(made, note=note)
-        if self._writer is not None:
-            for name, value in scalars.items():
-                self._writer.add_scalar(name, value, step)
+        """Give what a checkpoint holds, to be written down or over."""
+        return {**self._averages, "begun": self._begun} if self._averages else {}
 
 
 @contextmanager
-def show(total: int, visible: bool | None, log_dir: Path | None) -> Iterator[Display]:
-    """Show progress while the block runs."""
-    writer = _writer(log_dir) if log_dir is not None else None
-    try:
-        with progress_bar("training", total, visible=visible) as advance:
-            yield Display(advance, writer)
-    finally:
-        if writer is not None:
-            writer.close()
+def show(total: int, visible: bool | None, log_dir: Path | None) -> Iterator[Tell]:
+    """Give what tells a note to a bar and scalars of a step to TensorBoard."""
+    with ExitStack() as stack:
+        advance = stack.enter_context(progress_bar("training", total, visible=visible))
+        writer = None if log_dir is None else stack.enter_context(_writer(log_dir))
+
+        def tell(
+            note: str, step: int, scalars: Mapping[str, float], made: int = 0
+        ) -> None:
+            advance(made, note=note)
+            if writer is not None:
+                for name, value in scalars.items():
+                    writer.add_scalar(name, value, step)
+
+        yield tell
 
 
 def _writer(folder: Path) -> Any:
@@ -355,7 +310,7 @@ class Trainer:
         self.per_epoch = -(-len(setup.rows["train"]) // self.settings.batch_size)
         enough = -(-self.settings.min_steps // self.per_epoch)
         self.total = max(self.settings.epochs, enough) * self.per_epoch
-        self.optimisers = _optimisers(self.model, self.settings)
+        self.optimiser = _optimiser(self.model, self.settings)
         memory = self.settings.average_epochs * self.per_epoch
         self.average = RunningAverage(self.model, memory)
         moves = find_variant(setup.settings.model.attention).phase_a != "none"
@@ -374,8 +329,12 @@ class Trainer:
                 self.now = Progress(**found.facts)
             except TypeError as error:
                 raise FileFormatError(f"{CHECKPOINT} is damaged: {error}.") from error
-            check_tensors(Path(CHECKPOINT), found.tensors, self._tensors())
-            self._take(found.tensors)
+            tensors = self._tensors()
+            check_tensors(CHECKPOINT, found.tensors, tensors)
+            weights = {k: found.tensors[f"model.{k}"] for k in self.model.state_dict()}
+            self.model.load_state_dict(weights)
+            for name, value in tensors.items():
+                value.copy_(found.tensors[name])
             file = self.store.particles
             if self.align_at is not None and file is not None and file.is_file():
                 aligned = load_run(file).state.step
@@ -386,66 +345,49 @@ class Trainer:
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
-        names = {id(p): name for name, p in self.model.named_parameters()}
-        for optimiser in self.optimisers:
-            for group in optimiser.param_groups:
-                for parameter in group["params"]:
-                    state = optimiser.state[parameter]
-                    if not state:
-                        # As torch begins, so that every checkpoint has one form.
-                        state["step"] = torch.zeros(())
-                        state["exp_avg"] = torch.zeros_like(parameter)
-                        state["exp_avg_sq"] = torch.zeros_like(parameter)
-                    for key, value in state.items():
-                        tensors[f"adam.{names[id(parameter)]}.{key}"] = value
+        for name, parameter in self.model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            state = self.optimiser.state[parameter]
+            if not state:
+                # As torch begins, so that every checkpoint has one form.
+                state["step"] = torch.zeros(())
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+            tensors |= {f"adam.{name}.{key}": value for key, value in state.items()}
         averages = self.average.tensors().items()
         return tensors | {f"average.{name}": value for name, value in averages}
 
-    def _take(self, tensors: Mapping[str, Tensor]) -> None:
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "adam": {}, "average": {}}
-        for name, value in tensors.items():
-            part, _, rest = name.partition(".")
-            parts[part][rest] = value
-        self.model.load_state_dict(parts["model"])
-        for name, value in self._tensors().items():
-            if name.startswith("adam."):
-                value.copy_(tensors[name])
-        self.average.take(parts["average"])
-
     # The loop
 
-    def run(self, display: Display) -> None:
+    def run(self, tell: Tell) -> None:
         """Make the steps that are left."""
-        display.tell("", 0, {}, made=self.now.step)
+        tell("", 0, {}, made=self.now.step)
         self.model.train()
         while self.now.step < self.total:
             if not self.now.aligned and self.now.step == self.align_at:
-                self._align(display)
+                self._align(tell)
             epoch = self.now.step // self.per_epoch
             for batch in self._batches(epoch, self.now.step % self.per_epoch):
                 self._step(batch)
                 inside = self.now.step % self.per_epoch
                 if inside and self.now.step % self.save_every == 0:
                     self._save()
-                self._tell_step(display)
-            self._end_epoch(epoch + 1, display)
+                self._tell_step(tell)
+            self._end_epoch(epoch + 1, tell)
 
-    def _align(self, display: Display) -> None:
+    def _align(self, tell: Tell) -> None:
         self._save()
-        keep_start(self.store.particles, self.setup)
 
         def report(record: dict[str, Any]) -> None:
             self.store.record({"phase": "A", **record})
             found = {k: record[k] for k in ("alignment", "held_out") if k in record}
             told = [f"{k.replace('_', ' ')} {v:.4g}" for k, v in found.items()]
             step, scalars = record["step"], {f"phase_a/{k}": found[k] for k in found}
-            display.tell(", ".join([f"Phase A, step {step}", *told]), step, scalars)
+            tell(", ".join([f"Phase A, step {step}", *told]), step, scalars)
 
         self.now.alignment = run_phase_a(
-            self.setup,
-            self.store.particles,
-            report,
-            save_every=self.save_every,
+            self.setup, self.store.particles, report, save_every=self.save_every
         )
         self.now.aligned = True
         self.average.restart(self.now.step)
@@ -482,13 +424,11 @@ class Trainer:
         )
         loss.backward()  # type: ignore[no-untyped-call]
         rate = learning_rate(settings, now.step, self.total)
-        for optimiser in self.optimisers:
-            for group in optimiser.param_groups:
-                group["lr"] = rate
-            optimiser.step()
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        self.optimiser.step()
         recycle_gradient(self.model.token_embedding.weight, batch.token_ids)
-        for optimiser in self.optimisers:
-            optimiser.zero_grad()
+        self.optimiser.zero_grad()
         value = float(loss.detach())
         if not math.isfinite(value):
             raise DivergedError(
@@ -500,15 +440,15 @@ class Trainer:
         now.tokens += len(batch.token_ids)
         now.seconds += time.perf_counter() - began
 
-    def _tell_step(self, display: Display) -> None:
+    def _tell_step(self, tell: Tell) -> None:
         now = self.now
         loss = now.loss / ((now.step - 1) % self.per_epoch + 1)
         speed = now.tokens / max(now.seconds, 1e-9)
         note = f"loss {loss:.4f}, {speed:,.0f} tokens/s{self._accuracy}"
         logged = {} if now.step % _LOG_EVERY else {"loss": loss}
-        display.tell(note, now.step, logged, made=1)
+        tell(note, now.step, logged, made=1)
 
-    def _end_epoch(self, epoch: int, display: Display) -> None:
+    def _end_epoch(self, epoch: int, tell: Tell) -> None:
         now = self.now
         corpus = self.setup.corpus
         judged = judged_by(corpus.kind, corpus.classes)
@@ -531,7 +471,7 @@ class Trainer:
         self.store.record(record)
         self._accuracy = f", validation {found['accuracy']:.4f}"
         scalars = {f"validation/{k}": v for k, v in numbers.items()}
-        display.tell(f"epoch {epoch}{self._accuracy}", now.step, scalars)
+        tell(f"epoch {epoch}{self._accuracy}", now.step, scalars)
         now.spent += now.seconds
         now.loss, now.tokens, now.seconds = 0.0, 0, 0.0
         self._save()
@@ -544,7 +484,7 @@ class Trainer:
         """Score the best weights."""
         setup, corpus = self.setup, self.setup.corpus
         weights = self.store.best()
-        check_tensors(Path(WEIGHTS), weights, setup.full.state_dict())
+        check_tensors(run_folder.WEIGHTS, weights, setup.full.state_dict())
         state = dict(weights)
         state["token_embedding.weight"] = weights["token_embedding.weight"][setup.kept]
         self.model.load_state_dict(state)
@@ -584,23 +524,19 @@ def learning_rate(settings: TrainSettings, step: int, total: int) -> float:
     return settings.lr
 
 
-def _optimisers(
-    model: nn.Module, settings: TrainSettings
-) -> list[torch.optim.Optimizer]:
-    moving = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    decoupled = settings.optimiser == "adamw"
-    if not settings.weight_decay:
-        every = moving.values()
-        return [make_optimiser(every, lr=settings.lr, decoupled=decoupled)]
+def _optimiser(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
+    moving = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     # Embeddings do not decay, so that trimming the vocabulary stays exact.
-    decayed = [p for n, p in moving.items() if p.ndim > 1 and "embedding" not in n]
-    chosen = {id(p) for p in decayed}
-    rest = [p for p in moving.values() if id(p) not in chosen]
-    decay = settings.weight_decay
-    return [
-        make_optimiser(decayed, lr=settings.lr, weight_decay=decay, decoupled=True),
-        make_optimiser(rest, lr=settings.lr, decoupled=True),
-    ]
+    decayed = [p for n, p in moving if p.ndim > 1 and "embedding" not in n]
+    rest = [p for n, p in moving if p.ndim < 2 or "embedding" in n]
+    optimiser = make_optimiser(
+        decayed,
+        lr=settings.lr,
+        weight_decay=settings.weight_decay,
+        decoupled=settings.optimiser == "adamw",
+    )
+    optimiser.add_param_group({"params": rest, "weight_decay": 0.0})
+    return optimiser
 
 
 def make_optimiser(
