@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from coulomb._support.stats import Difference, mean_difference
 from coulomb.experiments.records import Record
-from coulomb.experiments.summary import METHOD_TITLES, paired
+from coulomb.experiments.summary import METHOD_TITLES, gather, paired
 from coulomb.report.chart import Axis, Chart, Curve, Dots, Ink
 from coulomb.report.tables import (
     Cell,
@@ -18,8 +18,6 @@ from coulomb.report.tables import (
     tabulate,
 )
 
-Item = TypeVar("Item")
-Key = TypeVar("Key")
 Estimate = Difference
 """A mean over trials with its standard error, which is NaN for one trial."""
 
@@ -88,20 +86,6 @@ def slug(name: object) -> str:
         c if c.isascii() and c.isalnum() else "-" for c in clean(name).lower()
     )
     return "-".join(part for part in letters.split("-") if part) or "unnamed"
-
-
-def gather(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Put together what has the same key, in the order of first appearance.
-
-    Examples
-    --------
-    >>> gather([1, 2, 3], lambda number: number % 2)
-    {1: [1, 3], 0: [2]}
-    """
-    parts: dict[Key, list[Item]] = {}
-    for item in items:
-        parts.setdefault(key(item), []).append(item)
-    return parts
 
 
 def by_row(

@@ -9,7 +9,8 @@ from coulomb._support.errors import CoulombError
 from coulomb.experiments.claims import Finding, Result, Verdict, judge_claims, words
 from coulomb.experiments.paper import check_paper
 from coulomb.experiments.records import Record
-from coulomb.report.rows import clean, gather
+from coulomb.experiments.summary import gather
+from coulomb.report.rows import clean
 from coulomb.report.tables import Column, Header, Table, tabulate
 
 _WITH = {

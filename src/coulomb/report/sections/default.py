@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from coulomb.experiments.records import Record
+from coulomb.experiments.summary import gather
 from coulomb.report.rows import (
     as_number,
     averaged,
     by_row,
     clean,
     estimate,
-    gather,
     metric,
     slug,
     varying,

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from coulomb._support.stats import Difference
 from coulomb.experiments.phase_a import compare_arms
 from coulomb.experiments.records import Record
-from coulomb.experiments.summary import METHOD_TITLES
+from coulomb.experiments.summary import METHOD_TITLES, gather
 from coulomb.report.chart import Axis, Chart, Ink
-from coulomb.report.rows import averaged, clean, dots, estimate, gather, metric, slug
+from coulomb.report.rows import averaged, clean, dots, estimate, metric, slug
 from coulomb.report.sections import Group, Section
 from coulomb.report.tables import Column, Header, Table, mark_best, number, tabulate
 

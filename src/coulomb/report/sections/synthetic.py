@@ -4,8 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 from coulomb._support.stats import fit_power_law
-from coulomb.experiments.paper import paper_table, published_power_laws
+from coulomb.experiments.paper import published_power_laws, published_seconds
 from coulomb.experiments.records import Record
+from coulomb.experiments.summary import gather
 from coulomb.report.chart import Axis, Chart, Curve
 from coulomb.report.rows import (
     COMMON,
@@ -20,7 +21,6 @@ from coulomb.report.rows import (
     clean,
     difference_table,
     estimates,
-    gather,
     metric,
     place_of,
     row_inks,
@@ -222,16 +222,8 @@ def runtime_section(records: Sequence[Record]) -> Section:
     )
 
 
-def _published_seconds() -> dict[str, dict[float, float]]:
-    lines = gather(paper_table("runtime"), lambda line: line["method"])
-    return {
-        method: {line["n_samples"]: line["seconds"] for line in part}
-        for method, part in lines.items()
-    }
-
-
 def _published(found: Mapping[Row, Mapping[float, Estimate]]) -> Chart:
-    published = _published_seconds()
+    published = published_seconds()
     layers = []
     for row, ink in row_inks(found).items():
         points = published.get(row.method)
@@ -250,7 +242,7 @@ def _published(found: Mapping[Row, Mapping[float, Estimate]]) -> Chart:
 
 
 def _table(found: Mapping[Row, Mapping[float, Estimate]]) -> Table:
-    published = _published_seconds()
+    published = published_seconds()
     sizes = sorted({n for points in found.values() for n in points})
     body: list[tuple[Cell | str, ...]] = []
     for row, points in found.items():

@@ -7,7 +7,7 @@ from typing import Any
 
 from coulomb.experiments.paper import MAPS, TASKS, paper_table
 from coulomb.experiments.records import Record
-from coulomb.experiments.summary import paired
+from coulomb.experiments.summary import gather, paired
 from coulomb.report.chart import Axis, Chart, Dots, Ink
 from coulomb.report.rows import (
     Row,
@@ -19,7 +19,6 @@ from coulomb.report.rows import (
     clean,
     dots,
     estimate,
-    gather,
     metric,
     score_table,
     seconds,
