@@ -110,15 +110,21 @@ def row_title(job: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def as_number(value: Any) -> float | None:
+    """Take finite numbers only: records may hold anything."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
 def values_of(records: Iterable[Record], metric: str) -> list[tuple[Record, float]]:
-    """Pick a number out of every record that has it."""
+    """Pick a number out of every record that has it; "seconds.cpu" is a time."""
     kind, _, name = metric.rpartition(".")
-    found = []
-    for record in records:
-        content = record.seconds if kind == "seconds" else record.metrics
-        if content.get(name) is not None:
-            found.append((record, float(content[name])))
-    return found
+    pairs = (
+        (r, as_number((r.seconds if kind == "seconds" else r.metrics).get(name)))
+        for r in records
+    )
+    return [(record, value) for record, value in pairs if value is not None]
 
 
 def summarise(records: Iterable[Record], metric: str) -> list[Summary]:

@@ -33,7 +33,7 @@ from coulomb.report.chart import (
 from coulomb.report.interactive import interactive, library
 from coulomb.report.movie import Run, pack, print_runs, read_json, read_runs
 from coulomb.report.print import printed
-from coulomb.report.rows import EXPECTED, clean, place_of
+from coulomb.report.rows import EXPECTED, clean, place_of, whose
 from coulomb.report.sections import Section
 from coulomb.report.sections.claims import view_claims
 from coulomb.report.sections.default import general_section
@@ -167,14 +167,13 @@ def _noise_findings(results: Results) -> Iterator[str]:
     records = [
         record
         for record in results.records.get("noise", [])
-        if EXPECTED(record) is not None
-        and (place_of(record, "noise") or math.inf) <= _LITTLE_NOISE
+        if (place_of(record, "noise") or math.inf) <= _LITTLE_NOISE
     ]
     for constants in ("paper", "default"):
         ours = learned(records, constants)
         fixed = select(records, method="fixed", constants=constants, design=42)
         control = learned(records, constants, control="norm-matched")
-        gains = [paired(ours, rival, "expected_accuracy") for rival in (fixed, control)]
+        gains = [paired(ours, rival, EXPECTED) for rival in (fixed, control)]
         if all(gain.n > 1 for gain in gains):
             over, beyond = (
                 f"{gain.mean:+.3f} ± {gain.standard_error:.3f}".replace("-", "−")
@@ -182,14 +181,13 @@ def _noise_findings(results: Results) -> Iterator[str]:
             )
             yield (
                 f"Synthetic problem, σ ≤ {_LITTLE_NOISE:g}, "
-                f"{_WORDS[constants]}: learned minus "
-                f"random Fourier features {over}; learned minus its norm-matched "
-                f"control {beyond} (expected accuracy, paired)."
+                f"{whose(constants).lower()}: learned minus random Fourier features "
+                f"{over}; learned minus its norm-matched control {beyond} (expected "
+                "accuracy, paired)."
             )
 
 
 _LITTLE_NOISE = 1.0
-_WORDS = {"paper": "the paper’s constants", "default": "our defaults"}
 _THEORY = ("meanfield", "deviations")
 _ORDER = ("noise", "strength", "budget", "runtime", "text", "phase-a", *_THEORY)
 

@@ -1,12 +1,18 @@
 """Rows of tables and figures: which records belong together, and what to call them."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from coulomb._support.stats import Difference, mean_difference
 from coulomb.experiments.records import Record
-from coulomb.experiments.summary import METHOD_TITLES, gather, paired
+from coulomb.experiments.summary import (
+    METHOD_TITLES,
+    as_number,
+    gather,
+    paired,
+    values_of,
+)
 from coulomb.report.chart import Axis, Chart, Curve, Dots, Ink
 from coulomb.report.tables import (
     Cell,
@@ -20,8 +26,6 @@ from coulomb.report.tables import (
 
 Estimate = Difference
 """A mean over trials with its standard error, which is NaN for one trial."""
-
-Value = Callable[[Record], float | None]
 
 _LETTERS = {"gamma": "γ", "strength": "λ", "exponent": "s"}
 # A method keeps its colour in every figure; its variants differ in dash and marker.
@@ -119,45 +123,22 @@ def varying(records: Iterable[Record], keys: Iterable[str]) -> list[str]:
     return [key for key in keys if len({repr(job.get(key)) for job in seen}) > 1]
 
 
-def metric(name: str) -> Value:
-    """Read a metric of a record, if it is there and a number."""
-    return lambda record: as_number(record.metrics.get(name))
-
-
-def seconds(name: str) -> Value:
-    """Read a time of a record, if it is there and a number."""
-    return lambda record: as_number(record.seconds.get(name))
-
-
-def as_number(value: Any) -> float | None:
-    """Take numbers only: records may hold anything."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
-def estimate(values: Iterable[float | None]) -> Estimate | None:
-    """Average over trials what is known.
-
-    Examples
-    --------
-    >>> estimate([1.0, 3.0, None])
-    Difference(mean=2.0, standard_error=1.0, n=2)
-    """
-    known = [value for value in values if value is not None]
+def estimate(records: Iterable[Record], metric: str) -> Estimate | None:
+    """Average a metric over the records that have it."""
+    known = [value for _, value in values_of(records, metric)]
     return mean_difference(known) if known else None
 
 
 def estimates(
-    records: Iterable[Record], key: str, value: Value
+    records: Iterable[Record], key: str, metric: str
 ) -> dict[float, Estimate]:
     """Average over trials at every place of an axis."""
     parts = gather(records, lambda record: place_of(record, key))
-    averaged = {
-        place: estimate(map(value, parts[place]))
+    return {
+        place: known
         for place in sorted(place for place in parts if place is not None)
+        if (known := estimate(parts[place], metric)) is not None
     }
-    return {place: known for place, known in averaged.items() if known is not None}
 
 
 def curve(
@@ -218,7 +199,7 @@ COMMON = frozenset(
     ("n_samples", "n_features", "n_components", "design", "noise", "trial", "seed")
 )
 BAYES = "Bayes (best possible)"
-EXPECTED = metric("expected_accuracy")
+EXPECTED = "expected_accuracy"
 _WHOSE = {"paper": "The paper’s constants", "default": "Our defaults"}
 _RIVALS = ("norm-matched", "noise-only", "fixed")
 _BAND = "Means over trials; bands are ± 2 standard errors."
@@ -236,7 +217,7 @@ def sweep(
     x: tuple[str, Axis],
     y: Axis,
     rows: Mapping[Row, Sequence[Record]],
-    value: Value,
+    metric: str,
     *,
     bayes: bool = False,
 ) -> Chart:
@@ -245,12 +226,12 @@ def sweep(
     unit = " s" if y.label.endswith("seconds") else ""
     layers = []
     for row, ink in row_inks(rows).items():
-        points = estimates(rows[row], place, value)
+        points = estimates(rows[row], place, metric)
         if points:
             layers.append(curve(row.label, points, ink, unit))
     if layers and bayes:
         everyone = [record for part in rows.values() for record in part]
-        best = estimates(everyone, place, metric("bayes_accuracy"))
+        best = estimates(everyone, place, "bayes_accuracy")
         if best:
             means, alone = [point.mean for point in best.values()], len(best) == 1
             line = (tuple(best), tuple(means))
@@ -263,14 +244,14 @@ def score_table(
     caption: str,
     records: Sequence[Record],
     x: tuple[str, str],
-    value: Value = EXPECTED,
+    metric: str = EXPECTED,
     *,
     common: Collection[str] = COMMON,
 ) -> Table:
     """Tabulate means: one row for each method, one column for each place of an axis."""
     place, letter = x
     rows = by_row(records, common)
-    found = {row: estimates(part, place, value) for row, part in rows.items()}
+    found = {row: estimates(part, place, metric) for row, part in rows.items()}
     places = sorted({each for points in found.values() for each in points})
     scores = [Column(f"{letter} = {tick(each)}", better=1) for each in places]
     columns: list[Header] = ["method", "constants", *scores, Column("trials")]
@@ -285,7 +266,7 @@ def score_table(
         if points
     ]
     table = mark_best(tabulate(key, caption, columns, body, _ERRORS))
-    best = estimates(records, place, metric("bayes_accuracy"))
+    best = estimates(records, place, "bayes_accuracy")
     if not (best and body):
         return table
     limits = (best[each].mean if each in best else None for each in places)
@@ -403,5 +384,4 @@ def _rivals(name: str, row: Row, records: Collection[Record]) -> list[Record]:
 
 
 def _difference(ours: Sequence[Record], theirs: Sequence[Record]) -> Cell:
-    a, b = ([r for r in part if EXPECTED(r) is not None] for part in (ours, theirs))
-    return averaged(paired(a, b, "expected_accuracy"), signed=True)
+    return averaged(paired(ours, theirs, EXPECTED), signed=True)

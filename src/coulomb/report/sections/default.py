@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 
 from coulomb.experiments.records import Record
-from coulomb.experiments.summary import gather
+from coulomb.experiments.summary import as_number, gather
 from coulomb.report.rows import (
-    as_number,
     averaged,
     by_row,
     clean,
     estimate,
-    metric,
     slug,
     varying,
 )
@@ -47,7 +45,7 @@ def metric_tables(name: str, records: Sequence[Record]) -> list[Table]:
     )
 
     def mean(key: str, part: Sequence[Record]) -> Cell:
-        return averaged(estimate(map(metric(key), part)), error=".2g")
+        return averaged(estimate(part, key), error=".2g")
 
     rows = [
         (

@@ -6,26 +6,22 @@ from collections.abc import Mapping, Sequence
 from coulomb._support.stats import fit_power_law
 from coulomb.experiments.paper import published_power_laws, published_seconds
 from coulomb.experiments.records import Record
-from coulomb.experiments.summary import gather
+from coulomb.experiments.summary import as_number, gather
 from coulomb.report.chart import Axis, Chart, Curve
 from coulomb.report.rows import (
     COMMON,
     EXPECTED,
     Estimate,
     Row,
-    Value,
-    as_number,
     budgets_of,
     by_constants,
     by_row,
     clean,
     difference_table,
     estimates,
-    metric,
     place_of,
     row_inks,
     score_table,
-    seconds,
     slug,
     sweep,
     varying,
@@ -42,11 +38,11 @@ _ACCURACY = Axis("expected accuracy")
 _SECONDS = Axis("wall-clock seconds", log=True)
 _SIZE = ("n_samples", Axis("number of samples n", log=True))
 _DRAWN = "on the drawn labels"
-_SCORES: tuple[tuple[str, str, Axis, Value, bool], ...] = (
+_SCORES: tuple[tuple[str, str, Axis, str, bool], ...] = (
     ("expected", "Expected accuracy", _ACCURACY, EXPECTED, True),
-    ("accuracy", f"Accuracy {_DRAWN}", Axis("accuracy"), metric("accuracy"), True),
-    ("f1", f"F1 score {_DRAWN}", Axis("F1 score"), metric("f1"), False),
-    ("seconds", "Runtime", _SECONDS, seconds("total"), False),
+    ("accuracy", f"Accuracy {_DRAWN}", Axis("accuracy"), "accuracy", True),
+    ("f1", f"F1 score {_DRAWN}", Axis("F1 score"), "f1", False),
+    ("seconds", "Runtime", _SECONDS, "seconds.total", False),
 )
 
 
@@ -58,8 +54,8 @@ def noise_section(records: Sequence[Record]) -> Section:
             rows = by_row(chosen, COMMON)
             start = f"noise-{slug(constants)}{key}"
             charts = [
-                sweep(f"{start}-{short}", head, _SIGMA, y, rows, value, bayes=bayes)
-                for short, head, y, value, bayes in _SCORES
+                sweep(f"{start}-{short}", head, _SIGMA, y, rows, metric, bayes=bayes)
+                for short, head, y, metric, bayes in _SCORES
             ]
             groups.append(Group(_join(whose(constants), title), charts))
         tables += [
@@ -203,7 +199,7 @@ def runtime_section(records: Sequence[Record]) -> Section:
     """Show seconds against the number of samples, ours beside the published ones."""
     plain = [record for record in records if not record.job.get("control")]
     rows = by_row(plain, COMMON)
-    total = seconds("total")
+    total = "seconds.total"
     ours = sweep("runtime-ours", "Measured here", _SIZE, _SECONDS, rows, total)
     found = {
         row: points
