@@ -8,7 +8,7 @@ from coulomb.experiments.records import Record
 from coulomb.experiments.summary import METHOD_TITLES, gather, values_of
 from coulomb.report.chart import Axis, Chart, Ink
 from coulomb.report.rows import averaged, clean, dots, estimate, slug
-from coulomb.report.sections import Group, Section
+from coulomb.report.sections import Group, Section, named_section
 from coulomb.report.tables import Column, Header, Table, mark_best, number, tabulate
 
 _ORDER = (
@@ -23,20 +23,7 @@ def phase_a_section(records: Sequence[Record]) -> Section:
     tasks = gather(records, lambda record: record.job["task"])
     charts = [_chart(task, part) for task, part in tasks.items()]
     tables = [_differences(records), *(_scores(t, part) for t, part in tasks.items())]
-    return Section(
-        "phase-a",
-        "Does Phase A learn?",
-        "Phase A",
-        "Learned particles beside the same norms without alignment, noise alone, "
-        "particles as they were drawn, plain averaging and softmax attention. For "
-        "tags, windows that no label chose: windows (around the token), "
-        "random-windows (at random shifts) and by-hand (before and after it); for "
-        "pairs, windows are particles blind to the part whose norms no label "
-        "chose. The score is the accuracy, or the F1 of entities, on rows that "
-        "chose nothing.",
-        [Group("", charts, shared=False)],
-        tables,
-    )
+    return named_section("phase-a", [Group("", charts, shared=False)], tables)
 
 
 def _is_sound(record: Record) -> bool:

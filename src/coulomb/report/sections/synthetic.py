@@ -28,7 +28,7 @@ from coulomb.report.rows import (
     whose,
     whose_short,
 )
-from coulomb.report.sections import Group, Section
+from coulomb.report.sections import Group, Section, named_section
 from coulomb.report.sections.text import show_heads
 from coulomb.report.tables import Cell, Column, Header, Table, number, tabulate
 
@@ -72,18 +72,7 @@ def noise_section(records: Sequence[Record]) -> Section:
                 by_noise=True,
             ),
         ]
-    return Section(
-        "noise",
-        "Accuracy against noise",
-        "Noise",
-        "The paper’s nonlinear synthetic problem. The expected accuracy replaces "
-        "each drawn test label by its known probability, so it is free of the "
-        "labels’ own noise; no method can be above the Bayes line. Every learned "
-        "row carries two controls: the same norms without the labels’ placement, "
-        "and the same dynamics without the labels’ force.",
-        groups,
-        tables,
-    )
+    return named_section("noise", groups, tables)
 
 
 def strength_section(records: Sequence[Record]) -> Section:
@@ -113,15 +102,7 @@ def strength_section(records: Sequence[Record]) -> Section:
             by_noise=False,
         ),
     ]
-    return Section(
-        "strength",
-        "The strength of the repulsion",
-        "Strength",
-        "λ from 0 to 1.5 for the logarithmic and the Riesz repulsion, against "
-        "random Fourier features. The paper finds moderate strengths best.",
-        groups,
-        tables,
-    )
+    return named_section("strength", groups, tables)
 
 
 def budget_section(records: Sequence[Record]) -> Section:
@@ -151,14 +132,7 @@ def budget_section(records: Sequence[Record]) -> Section:
             ),
         )
     groups = [Group(whose(name), each) for name, each in charts.items()] + groups
-    return Section(
-        "budget",
-        "How many features are needed",
-        "Budget",
-        "Accuracy against D for fixed, importance-sampled and learned features.",
-        groups,
-        tables,
-    )
+    return named_section("budget", groups, tables)
 
 
 def _accuracy(
@@ -206,16 +180,8 @@ def runtime_section(records: Sequence[Record]) -> Section:
         for row, part in rows.items()
         if (points := estimates(part, "n_samples", total))
     }
-    return Section(
-        "runtime",
-        "Runtime",
-        "Runtime",
-        "Seconds from raw columns to predictions, as the number of samples grows. "
-        "The published seconds are from another machine: compare slopes, not "
-        "heights. Fits are t = c nᵞ, by least squares on logarithmic axes.",
-        (Group("", (ours, _published(found))),),
-        (_table(found), _fits(found)),
-    )
+    groups = [Group("", (ours, _published(found)))]
+    return named_section("runtime", groups, (_table(found), _fits(found)))
 
 
 def _published(found: Mapping[Row, Mapping[float, Estimate]]) -> Chart:

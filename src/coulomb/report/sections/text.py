@@ -24,7 +24,7 @@ from coulomb.report.rows import (
     whose,
     whose_short,
 )
-from coulomb.report.sections import Group, Section
+from coulomb.report.sections import Group, Section, named_section
 from coulomb.report.tables import (
     Cell,
     Column,
@@ -80,16 +80,7 @@ def text_section(records: Sequence[Record]) -> Section:
             title = f"{name} ({splits} split), {whose(constants).lower()}"
             groups.append(Group(title, charts, shared=False))
         tables.append(_table(slug(task), f"{name}, {splits} split", rows, published))
-    return Section(
-        "text",
-        "Text classification",
-        "Text",
-        "Each Kernel row is a Vanilla row whose particles Phase A has moved. Its "
-        "controls move them just as far without the labels: to the same norms, or "
-        "by noise alone. Bags of words say what there is to beat.",
-        groups,
-        tables,
-    )
+    return named_section("text", groups, tables)
 
 
 def show_heads(records: Sequence[Record]) -> tuple[list[Group], list[Table]]:
