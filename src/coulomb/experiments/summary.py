@@ -236,22 +236,17 @@ def compare_controls(records: Sequence[Record], metric: str) -> list[dict[str, A
 
 def compare_vanilla(records: Sequence[Record], metric: str) -> list[dict[str, Any]]:
     """Compare every Kernel row of a text task with its Vanilla row, seed by seed."""
-    rows = {
-        tuple(r.job[name] for name in _ROW if name in r.job): r.job
-        for r in records
-        if str(r.job.get("method")).startswith("kernel-") and not r.job.get("control")
-    }
     found = []
-    for job in rows.values():
-        feature_map = job["method"].removeprefix("kernel-")
-        row = {name: job[name] for name in _ROW if name in job and name != "method"}
-        same = select(records, control=None, **row)
-        kernel, vanilla = (
-            select(same, method=f"{kind}-{feature_map}")
-            for kind in ("kernel", "vanilla")
-        )
+    rows = gather(
+        select(records, control=None),
+        lambda r: tuple((name, r.job[name]) for name in _ROW if name in r.job),
+    )
+    for key, kernel in rows.items():
+        row = dict(key)
+        kind, _, feature_map = str(row.pop("method", "")).partition("-")
+        vanilla = rows.get((*row.items(), ("method", f"vanilla-{feature_map}")), [])
         gap = paired(kernel, vanilla, metric)
-        if gap.n:
+        if kind == "kernel" and gap.n:
             row |= {"feature_map": feature_map, "metric": metric}
             found.append({**row, **gap._asdict()})
     return found
