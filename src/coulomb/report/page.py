@@ -21,6 +21,7 @@ from coulomb._version import __version__
 from coulomb.experiments.claims import learned
 from coulomb.experiments.records import FILE, FRAMES, Record, load_records
 from coulomb.experiments.summary import paired, select
+from coulomb.report import asset
 from coulomb.report.chart import (
     Chart,
     Field,
@@ -33,8 +34,8 @@ from coulomb.report.interactive import interactive, library
 from coulomb.report.movie import Run, pack, print_runs, read_json, read_runs
 from coulomb.report.print import printed
 from coulomb.report.rows import EXPECTED, clean, place_of, whose
-from coulomb.report.sections import SECTIONS, Section, asset
-from coulomb.report.sections.claims import view_claims
+from coulomb.report.sections import SECTIONS, Section
+from coulomb.report.sections.claims import told, view_claims
 from coulomb.report.sections.default import general_section
 from coulomb.report.sections.phase_a import phase_a_section
 from coulomb.report.sections.synthetic import (
@@ -340,7 +341,12 @@ def _render(
         autoescape=True,
         undefined=StrictUndefined,
     )
-    environment.filters |= {"data_uri": _data_uri, "code": _code}
+    environment.filters |= {
+        "data_uri": _data_uri,
+        "code": _code,
+        "clean": clean,
+        "told": told,
+    }
     page = environment.get_template("page.html").render(
         vars(contents)
         | {

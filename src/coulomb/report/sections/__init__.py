@@ -3,8 +3,8 @@
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 
+from coulomb.report import asset
 from coulomb.report.chart import Chart
 from coulomb.report.tables import Table
 
@@ -38,11 +38,6 @@ class Section:
         tables = tuple(table for table in self.tables if table.rows)
         object.__setattr__(self, "groups", groups)
         object.__setattr__(self, "tables", tables)
-
-
-def asset(name: str) -> str:
-    """Read a file that becomes part of the page."""
-    return (files("coulomb.report") / "assets" / name).read_text(encoding="utf-8")
 
 
 SECTIONS: dict[str, dict[str, str]] = tomllib.loads(asset("sections.toml"))
