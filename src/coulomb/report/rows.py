@@ -11,9 +11,10 @@ from coulomb.experiments.summary import (
     as_number,
     gather,
     paired,
+    select,
     values_of,
 )
-from coulomb.report.chart import Axis, Chart, Curve, Dots, Ink
+from coulomb.report.chart import METHOD_SLOTS, Axis, Chart, Curve, Dots, Ink
 from coulomb.report.tables import (
     Cell,
     Column,
@@ -28,18 +29,7 @@ Estimate = Difference
 """A mean over trials with its standard error, which is NaN for one trial."""
 
 _LETTERS = {"gamma": "γ", "strength": "λ", "exponent": "s"}
-# A method keeps its colour in every figure; its variants differ in dash and marker.
-_SLOTS = {
-    "langevin": (1, 5, 3, 4, 6, 7),
-    "fixed": (2,),
-    "importance": (3,),
-    "svm": (4,),
-    "svm-cv": (4,),
-    "orthogonal": (6,),
-    "multiple-kernels": (7,),
-    "logistic": (0,),
-}
-_OTHERS = (1, 2, 3, 4, 5, 6, 7)
+_OTHERS = [1, 2, 3, 4, 5, 6, 7]
 _NAMING = {"method", "constants", "control"}
 _SEEDS = {"seed", "trial", "head"}
 LONGEST_NAME = 60
@@ -178,9 +168,9 @@ def row_inks(rows: Iterable[Row]) -> dict[Row, Ink]:
     free = [(slot, dash) for dash in range(4) for slot in range(8)]
     for row in rows:
         family = families.setdefault(row.method, [])
-        slots = _SLOTS.get(row.method, ())
+        slots = METHOD_SLOTS.get(row.method, [])
         if not slots:  # unnamed methods begin with colours of their own
-            others = [method for method in families if method not in _SLOTS]
+            others = [method for method in families if method not in METHOD_SLOTS]
             first = others.index(row.method) % len(_OTHERS)
             slots = _OTHERS[first:] + _OTHERS[:first]
         if row.variant not in family:
@@ -200,6 +190,7 @@ COMMON = frozenset(
 )
 BAYES = "Bayes (best possible)"
 EXPECTED = "expected_accuracy"
+_ACCURACY = Axis("expected accuracy")
 _WHOSE = {"paper": "The paper’s constants", "default": "Our defaults"}
 _RIVALS = ("norm-matched", "noise-only", "fixed")
 _BAND = "Means over trials; bands are ± 2 standard errors."
@@ -215,27 +206,24 @@ def sweep(
     key: str,
     title: str,
     x: tuple[str, Axis],
-    y: Axis,
-    rows: Mapping[Row, Sequence[Record]],
-    metric: str,
+    records: Sequence[Record],
+    metric: str = EXPECTED,
+    y: Axis = _ACCURACY,
     *,
-    bayes: bool = False,
+    common: Collection[str] = COMMON,
 ) -> Chart:
-    """Chart every row along an entry of the jobs."""
+    """Chart a metric of every row along an entry of the jobs."""
     place, axis = x
     unit = " s" if y.label.endswith("seconds") else ""
-    layers = []
+    rows, layers = by_row(records, common), []
     for row, ink in row_inks(rows).items():
         points = estimates(rows[row], place, metric)
         if points:
             layers.append(curve(row.label, points, ink, unit))
-    if layers and bayes:
-        everyone = [record for part in rows.values() for record in part]
-        best = estimates(everyone, place, "bayes_accuracy")
-        if best:
-            means, alone = [point.mean for point in best.values()], len(best) == 1
-            line = (tuple(best), tuple(means))
-            layers.append(Curve(BAYES, *line, ink=Ink(0, 3), points=alone))
+    best = estimates(records, place, "bayes_accuracy")
+    if layers and best and metric in (EXPECTED, "accuracy"):
+        line = (tuple(best), tuple(point.mean for point in best.values()))
+        layers.append(Curve(BAYES, *line, ink=Ink(0, 3), points=len(best) == 1))
     return Chart(key, title, axis, y, tuple(layers), _BAND)
 
 
@@ -278,7 +266,7 @@ def difference_table(
     key: str, caption: str, records: Sequence[Record], *, by_noise: bool
 ) -> Table:
     """Tabulate learned minus its controls and minus fixed features, paired by trial."""
-    learned = [r for r in records if _is(r, "langevin", None)]
+    learned = select(records, method="langevin", control=None)
     levels = sorted({s for r in learned if (s := place_of(r, "noise")) is not None})
     columns: list[Header] = ["learned row", "constants"]
     if by_noise:
@@ -294,7 +282,9 @@ def difference_table(
             continue
         for name in _RIVALS:
             cells = [
-                _difference(_at(part, level), _at(others[name], level))
+                _difference(
+                    select(part, noise=level), select(others[name], noise=level)
+                )
                 for level in levels
             ]
             if any(cell.value is not None for cell in cells):
@@ -360,15 +350,6 @@ def budgets_of(records: Iterable[Record]) -> tuple[float, ...]:
     return tuple(sorted({d for r in records if (d := place_of(r, "n_components"))}))
 
 
-def _is(record: Record, method: str, control: str | None) -> bool:
-    job = record.job
-    return job.get("method") == method and (job.get("control") or None) == control
-
-
-def _at(records: Sequence[Record], level: float) -> list[Record]:
-    return [record for record in records if place_of(record, "noise") == level]
-
-
 def _rival(name: str) -> str:
     return "random Fourier features" if name == "fixed" else f"{name} control"
 
@@ -378,8 +359,8 @@ def _rivals(name: str, row: Row, records: Collection[Record]) -> list[Record]:
         r for r in records if clean(r.job.get("constants") or "") == row.constants
     ]
     if name == "fixed":
-        return [r for r in constants if _is(r, "fixed", None)]
-    found = by_row([r for r in constants if _is(r, row.method, name)], COMMON)
+        return select(constants, method="fixed", control=None)
+    found = by_row(select(constants, method=row.method, control=name), COMMON)
     return found.get(row._replace(control=name), [])
 
 

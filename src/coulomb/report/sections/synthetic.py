@@ -10,7 +10,6 @@ from coulomb.experiments.summary import as_number, gather
 from coulomb.report.chart import Axis, Chart, Curve
 from coulomb.report.rows import (
     COMMON,
-    EXPECTED,
     Estimate,
     Row,
     budgets_of,
@@ -34,15 +33,13 @@ from coulomb.report.tables import Cell, Column, Header, Table, number, tabulate
 
 _PAPER_DESIGN = 42
 _SIGMA = ("noise", Axis("noise on the logit, standard deviation σ", log=True))
-_ACCURACY = Axis("expected accuracy")
 _SECONDS = Axis("wall-clock seconds", log=True)
 _SIZE = ("n_samples", Axis("number of samples n", log=True))
 _DRAWN = "on the drawn labels"
-_SCORES: tuple[tuple[str, str, Axis, str, bool], ...] = (
-    ("expected", "Expected accuracy", _ACCURACY, EXPECTED, True),
-    ("accuracy", f"Accuracy {_DRAWN}", Axis("accuracy"), "accuracy", True),
-    ("f1", f"F1 score {_DRAWN}", Axis("F1 score"), "f1", False),
-    ("seconds", "Runtime", _SECONDS, "seconds.total", False),
+_SCORES = (
+    ("accuracy", f"Accuracy {_DRAWN}", "accuracy", Axis("accuracy")),
+    ("f1", f"F1 score {_DRAWN}", "f1", Axis("F1 score")),
+    ("seconds", "Runtime", "seconds.total", _SECONDS),
 )
 
 
@@ -51,11 +48,11 @@ def noise_section(records: Sequence[Record]) -> Section:
     groups, tables = [], []
     for title, key, part in _variants(records):
         for constants, chosen in by_constants(part).items():
-            rows = by_row(chosen, COMMON)
             start = f"noise-{slug(constants)}{key}"
-            charts = [
-                sweep(f"{start}-{short}", head, _SIGMA, y, rows, metric, bayes=bayes)
-                for short, head, y, metric, bayes in _SCORES
+            charts = [sweep(f"{start}-expected", "Expected accuracy", _SIGMA, chosen)]
+            charts += [
+                sweep(f"{start}-{short}", head, _SIGMA, chosen, metric, y)
+                for short, head, metric, y in _SCORES
             ]
             groups.append(Group(_join(whose(constants), title), charts))
         tables += [
@@ -83,9 +80,9 @@ def strength_section(records: Sequence[Record]) -> Section:
         charts = []
         for name, other in (("log", "riesz"), ("riesz", "log")):
             part = [record for record in chosen if _repulsion(record) != other]
-            rows = by_row(part, COMMON | {"exponent"})
             key, title = f"strength-{slug(constants)}-{name}", f"{name} repulsion"
-            charts.append(_accuracy(key, title.capitalize(), _SIGMA, rows))
+            common = COMMON | {"exponent"}
+            charts.append(sweep(key, title.capitalize(), _SIGMA, part, common=common))
         groups.append(Group(whose(constants), charts))
     tables = [
         score_table(
@@ -117,11 +114,9 @@ def budget_section(records: Sequence[Record]) -> Section:
     charts: dict[str, list[Chart]] = {name: [] for name in by_constants(records)}
     for i, sigma in enumerate(noises):
         for constants, chosen in by_constants(levels[sigma]).items():
-            key, title = f"budget-{slug(constants)}-{i}", f"σ = {sigma:g}"
-            rows = by_row(chosen, COMMON)
-            charts[constants].append(
-                _accuracy(key, f"Expected accuracy, {title}", along, rows)
-            )
+            key = f"budget-{slug(constants)}-{i}"
+            title = f"Expected accuracy, σ = {sigma:g}"
+            charts[constants].append(sweep(key, title, along, chosen))
         tables.insert(
             i,
             score_table(
@@ -133,12 +128,6 @@ def budget_section(records: Sequence[Record]) -> Section:
         )
     groups = [Group(whose(name), each) for name, each in charts.items()] + groups
     return named_section("budget", groups, tables)
-
-
-def _accuracy(
-    key: str, title: str, x: tuple[str, Axis], rows: Mapping[Row, Sequence[Record]]
-) -> Chart:
-    return sweep(key, title, x, _ACCURACY, rows, EXPECTED, bayes=True)
 
 
 def _variants(records: Sequence[Record]) -> list[tuple[str, str, list[Record]]]:
@@ -172,12 +161,11 @@ def _join(*words: str) -> str:
 def runtime_section(records: Sequence[Record]) -> Section:
     """Show seconds against the number of samples, ours beside the published ones."""
     plain = [record for record in records if not record.job.get("control")]
-    rows = by_row(plain, COMMON)
     total = "seconds.total"
-    ours = sweep("runtime-ours", "Measured here", _SIZE, _SECONDS, rows, total)
+    ours = sweep("runtime-ours", "Measured here", _SIZE, plain, total, _SECONDS)
     found = {
         row: points
-        for row, part in rows.items()
+        for row, part in by_row(plain, COMMON).items()
         if (points := estimates(part, "n_samples", total))
     }
     groups = [Group("", (ours, _published(found)))]

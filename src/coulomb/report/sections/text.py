@@ -95,9 +95,10 @@ def show_heads(records: Sequence[Record]) -> tuple[list[Group], list[Table]]:
                 f"heads-{slug(task)}-{slug(constants)}",
                 f"Accuracy, {whose(constants).lower()}",
                 ("n_components", axis),
-                Axis("accuracy"),
-                by_row(chosen, common),
+                chosen,
                 "accuracy",
+                Axis("accuracy"),
+                common=common,
             )
             for constants, chosen in by_constants(part).items()
         ]
