@@ -1,9 +1,19 @@
 """Verdicts on invented records whose truth is known."""
 
+import re
+
 import numpy as np
 import pytest
 
-from coulomb.experiments.claims import Verdict, all_claims, judge_claims
+from coulomb.experiments.claims import (
+    Verdict,
+    all_claims,
+    judge_claims,
+    synthetic,
+    text,
+    theory,
+)
+from coulomb.experiments.paper import TASKS, kernel_minus_vanilla, paper_table
 from coulomb.experiments.records import Record, job_key
 from coulomb.experiments.synthetic import synthetic_job
 
@@ -84,6 +94,19 @@ def test_claims_have_names_texts_and_sources():
     claims = all_claims()
     assert len({claim.name for claim in claims}) == len(claims)
     assert all(claim.text.endswith(".") and claim.source for claim in claims)
+    tests = [*synthetic.TESTS, *text.TESTS, *theory.TESTS]
+    assert sorted(tests) == sorted(claim.name for claim in claims)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_numbers_of_sentences_are_those_of_the_tables(task):
+    table = [value for line in paper_table(task) for value in list(line.values())[1:]]
+    printed = {f"{value:.4f}" for value in [*table, *kernel_minus_vanilla(task)]}
+    source = f"tab:{task}_detailed_metrics"
+    quoted = [claim.paper for claim in all_claims() if claim.source == source]
+    assert len(quoted) > 4
+    for words in quoted:
+        assert set(re.findall(r"-?0\.\d{4}", words)) <= printed, words
 
 
 def text_records(better, task="rotten_tomatoes"):

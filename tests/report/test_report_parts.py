@@ -39,7 +39,7 @@ from coulomb.report.interactive import interactive
 from coulomb.report.movie import pack, read_runs
 from coulomb.report.page import draw
 from coulomb.report.print import printed
-from coulomb.report.rows import Row, averaged, by_row, row_inks, tick
+from coulomb.report.rows import Row, averaged, by_row, estimate, row_inks, tick
 from coulomb.report.sections.phase_a import phase_a_section
 from coulomb.report.sections.theory import theory_charts
 from coulomb.report.tables import Column, mark_best, tabulate
@@ -155,9 +155,7 @@ def test_one_trial_has_no_error():
     record = make_record("noise", COMMON | {"method": "svm"}, {"accuracy": 0.5})
     (part,) = by_row([record], COMMON).values()
     assert part == [record]
-    from coulomb.report.rows import estimate
-
-    cell = averaged(estimate([0.5]))
+    cell = averaged(estimate([record], "accuracy"))
     assert (cell.text, cell.detail) == ("0.500", "")
     assert averaged(None).text == "–"
     assert tick(0.0) == "0"

@@ -12,8 +12,8 @@ import numpy as np
 from coulomb._support.errors import unknown_name
 from coulomb._support.stats import PowerLaw, fit_power_law, standard_error
 
-TABLES = ("sst2", "qqp", "rotten_tomatoes", "runtime", "power_laws", "datasets")
 TASKS = ("sst2", "qqp", "rotten_tomatoes")
+TABLES = (*TASKS, "runtime", "power_laws", "datasets", "claims")
 MAPS = ("favor", "elu", "softplus", "sigmoid2", "softmaxfeat", "cos2", "porf-softplus")
 _DIGITS = 5e-5  # half of the last printed digit
 # Accuracies of the public dev and test splits that the tables may be multiples of.
@@ -29,16 +29,16 @@ class Check(NamedTuple):
 
 
 @cache
-def _read(name: str) -> tuple[tuple[tuple[str, Any], ...], ...]:
+def _read(name: str) -> list[dict[str, Any]]:
     source = files("coulomb.experiments").joinpath("paper_values", f"{name}.csv")
-    return tuple(
-        tuple((key, _number(value)) for key, value in row.items())
-        for row in csv.DictReader(source.read_text().splitlines())
-    )
+    lines = list(csv.DictReader(source.read_text(encoding="utf-8").splitlines()))
+    if name == "claims":  # quoted as printed
+        return lines
+    return [{key: _number(text) for key, text in line.items()} for line in lines]
 
 
 def paper_table(name: str) -> list[dict[str, Any]]:
-    """Read a published table.
+    """Read a published table, or the sentences that can be tested ("claims").
 
     Examples
     --------
@@ -47,7 +47,7 @@ def paper_table(name: str) -> list[dict[str, Any]]:
     """
     if name not in TABLES:
         raise unknown_name("table", name, TABLES)
-    return [dict(row) for row in _read(name)]
+    return [dict(line) for line in _read(name)]
 
 
 def paper_value(table: str, row: str, metric: str) -> float:
@@ -110,17 +110,20 @@ def impossible_calibration(task: str) -> list[str]:
     ]
 
 
+def published_seconds() -> dict[str, dict[float, float]]:
+    """List the published seconds by method and number of samples."""
+    curves: dict[str, dict[float, float]] = {}
+    for line in paper_table("runtime"):
+        curves.setdefault(line["method"], {})[line["n_samples"]] = line["seconds"]
+    return curves
+
+
 def published_power_laws() -> dict[str, tuple[PowerLaw, dict[str, Any]]]:
     """Fit the published seconds again, beside the published fits."""
-    curves: dict[str, list[tuple[float, float]]] = {}
-    for line in paper_table("runtime"):
-        curves.setdefault(line["method"], []).append(
-            (line["n_samples"], line["seconds"])
-        )
     printed = {line["method"]: line for line in paper_table("power_laws")}
     return {
-        method: (fit_power_law(*zip(*points, strict=True)), printed[method])
-        for method, points in curves.items()
+        method: (fit_power_law(list(curve), list(curve.values())), printed[method])
+        for method, curve in published_seconds().items()
     }
 
 

@@ -100,11 +100,9 @@ def append_records(path: Path, records: Iterable[Record]) -> None:
     """
     lines = []
     for record in records:
-        content = {
-            name: part for name, part in asdict(record).items() if name != "extra"
-        }
-        if record.extra:
-            content["extra"] = record.extra
+        content = asdict(record)
+        if not record.extra:
+            del content["extra"]
         lines.append(json.dumps(content, sort_keys=True, allow_nan=False) + "\n")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
@@ -135,13 +133,12 @@ def load_records(path: Path) -> list[Record]:
     if not path.exists():
         return []
     found: dict[tuple[str, str], Record] = {}
-    content = path.read_bytes()
-    lines = content.split(b"\n")
+    lines = path.read_bytes().split(b"\n")
     # What comes after the last newline was being written when the run ended.
     for number, line in enumerate(lines[:-1], start=1):
         record = _read_line(path, number, line)
         found[json.dumps(record.job, sort_keys=True), record.split] = record
-    return sorted(found.values(), key=_order)
+    return [found[row] for row in sorted(found)]
 
 
 def load_experiments(out: Path) -> dict[str, list[Record]]:
@@ -183,7 +180,8 @@ def cut_torn_line(path: Path) -> None:
 
 
 @cache
-def _environment() -> dict[str, Any]:
+def environment() -> dict[str, Any]:
+    """Describe this machine and the packages that numbers depend on."""
     packages = ("numpy", "scipy", "scikit-learn", "torch", "numba")
     return {
         "python": platform.python_version(),
@@ -191,11 +189,6 @@ def _environment() -> dict[str, Any]:
         "processors": os.cpu_count(),
         **{name: version(name) for name in packages},
     }
-
-
-def environment() -> dict[str, Any]:
-    """Describe this machine and the packages that numbers depend on."""
-    return dict(_environment())
 
 
 def _read_line(path: Path, number: int, line: bytes) -> Record:
@@ -217,8 +210,3 @@ def _read_line(path: Path, number: int, line: bytes) -> Record:
             )
     extra = content.get("extra", {})
     return Record(**{name: content[name] for name in _FIELDS}, extra=extra)
-
-
-def _order(record: Record) -> tuple[str, str]:
-    row = json.dumps([record.experiment, record.job], sort_keys=True)
-    return row, record.split

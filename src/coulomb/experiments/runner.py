@@ -179,32 +179,24 @@ def write_sample(
             write_json(folder / FRAMES, invent_frames())
 
 
-def invent_frames(
-    steps: int = 20, particles: int = 40, rows: int = 12
-) -> dict[str, Any]:
+def invent_frames() -> dict[str, Any]:
     """Invent the file of an animation."""
     rng = np.random.default_rng(0)
-    walk = rng.normal(size=(steps, particles, 2)).cumsum(axis=0) * 0.2
-    kernel = np.corrcoef(rng.normal(size=(rows, 4)))
-    return {
-        "runs": [
-            {
-                "title": "Invented",
-                "constants": "default",
-                "axes": ["frequency along x1", "frequency along x5"],
-                "radius": None,
-                "steps": list(range(steps)),
-                "positions": walk.round(3).tolist(),
-                "energy": (-np.linspace(0, 1, steps)).round(4).tolist(),
-                "alignment": np.linspace(0, 1, steps).round(4).tolist(),
-                "kernels": [
-                    {"frame": frame, "values": kernel.round(3).tolist()}
-                    for frame in (0, steps - 1)
-                ],
-                "kernel_labels": [-1] * (rows // 2) + [1] * (rows - rows // 2),
-            }
-        ]
+    walk = rng.normal(size=(20, 40, 2)).cumsum(axis=0) * 0.2
+    kernel = np.corrcoef(rng.normal(size=(12, 4))).round(3).tolist()
+    run = {
+        "title": "Invented",
+        "constants": "default",
+        "axes": ["frequency along x1", "frequency along x5"],
+        "radius": None,
+        "steps": list(range(20)),
+        "positions": walk.round(3).tolist(),
+        "energy": (-np.linspace(0, 1, 20)).round(4).tolist(),
+        "alignment": np.linspace(0, 1, 20).round(4).tolist(),
+        "kernels": [{"frame": frame, "values": kernel} for frame in (0, 19)],
+        "kernel_labels": [-1] * 6 + [1] * 6,
     }
+    return {"runs": [run]}
 
 
 def _invent(name: str, job: Job) -> list[Record]:

@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -15,6 +15,7 @@ from coulomb._support.stats import Difference, fit_power_law, mean_difference
 from coulomb.experiments.records import Job, Record
 
 Item = TypeVar("Item")
+Key = TypeVar("Key")
 # What tells repetitions of one row apart; designs beyond the paper's are repetitions.
 REPETITION = ("seed", "trial", "design")
 MATCHED = ("noise", "n_samples", "n_features", "n_components", "task")
@@ -61,6 +62,20 @@ class Summary(NamedTuple):
     n: int
 
 
+def gather(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Put together what has the same key, in the order of first appearance.
+
+    Examples
+    --------
+    >>> gather([1, 2, 3], lambda number: number % 2)
+    {1: [1, 3], 0: [2]}
+    """
+    parts: dict[Key, list[Item]] = {}
+    for item in items:
+        parts.setdefault(key(item), []).append(item)
+    return parts
+
+
 def row_of(record: Record) -> Job:
     """Take away what tells repetitions apart."""
     row = {name: part for name, part in record.job.items() if name not in REPETITION}
@@ -95,15 +110,21 @@ def row_title(job: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def as_number(value: Any) -> float | None:
+    """Take finite numbers only: records may hold anything."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
 def values_of(records: Iterable[Record], metric: str) -> list[tuple[Record, float]]:
-    """Pick a number out of every record that has it."""
+    """Pick a number out of every record that has it; "seconds.cpu" is a time."""
     kind, _, name = metric.rpartition(".")
-    found = []
-    for record in records:
-        content = record.seconds if kind == "seconds" else record.metrics
-        if content.get(name) is not None:
-            found.append((record, float(content[name])))
-    return found
+    pairs = (
+        (r, as_number((r.seconds if kind == "seconds" else r.metrics).get(name)))
+        for r in records
+    )
+    return [(record, value) for record, value in pairs if value is not None]
 
 
 def summarise(records: Iterable[Record], metric: str) -> list[Summary]:
@@ -119,10 +140,12 @@ def summarise(records: Iterable[Record], metric: str) -> list[Summary]:
     (0.7, 0.1, 2)
     """
     found = []
-    for row, values in _by_row(
-        (row_of(record) | {"split": record.split}, value)
-        for record, value in values_of(records, metric)
-    ):
+    for part in gather(
+        values_of(records, metric),
+        lambda pair: _key(row_of(pair[0]) | {"split": pair[0].split}),
+    ).values():
+        first, values = part[0][0], [value for _, value in part]
+        row = row_of(first) | {"split": first.split}
         deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
         error = deviation / math.sqrt(len(values))
         mean = float(np.mean(values))
@@ -130,12 +153,14 @@ def summarise(records: Iterable[Record], metric: str) -> list[Summary]:
     return found
 
 
-def _by_row(pairs: Iterable[tuple[Job, Item]]) -> list[tuple[Job, list[Item]]]:
-    """Gather what belongs to equal rows, in order of first appearance."""
-    groups: dict[str, tuple[Job, list[Item]]] = {}
-    for row, item in pairs:
-        groups.setdefault(json.dumps(row, sort_keys=True), (row, []))[1].append(item)
-    return list(groups.values())
+def mean_of(records: Iterable[Record], metric: str) -> float:
+    """Average a metric over all records that have it; NaN if none has."""
+    values = [value for _, value in values_of(records, metric)]
+    return float(np.mean(values)) if values else math.nan
+
+
+def _key(row: Job) -> str:
+    return json.dumps(row, sort_keys=True)
 
 
 def select(records: Iterable[Record], **wanted: Any) -> list[Record]:
@@ -155,12 +180,24 @@ def by_trial(
     records: Iterable[Record], metric: str, *, level: Sequence[str] = ()
 ) -> dict[tuple[Any, ...], float]:
     """Average a metric over everything but the trial, and the entries of `level`."""
-    groups: dict[tuple[Any, ...], list[float]] = {}
-    for record, value in values_of(records, metric):
-        job = record.job
-        place = (job.get("trial"), job.get("design"), *(job.get(n) for n in level))
-        groups.setdefault(place, []).append(value)
-    return {place: float(np.mean(values)) for place, values in groups.items()}
+    parts = gather(
+        values_of(records, metric),
+        lambda pair: tuple(pair[0].job.get(n) for n in ("trial", "design", *level)),
+    )
+    return {
+        place: float(np.mean([value for _, value in part]))
+        for place, part in parts.items()
+    }
+
+
+def shared_trials(metric: str, *sets: Iterable[Record]) -> list[tuple[float, ...]]:
+    """List the metric of several sets of records at each trial that all have."""
+    found = [by_trial(records, metric) for records in sets]
+    return [
+        tuple(each[trial] for each in found)
+        for trial in found[0]
+        if all(trial in each for each in found)
+    ]
 
 
 def paired(
@@ -177,18 +214,19 @@ def paired(
     numbers, so that only trials count as repetitions.
     """
     a, b = (by_trial(rows, metric, level=match) for rows in (ours, theirs))
-    trials: dict[tuple[Any, ...], list[float]] = {}
-    for place in a:
-        if place in b:
-            trials.setdefault(place[:2], []).append(a[place] - b[place])
-    return mean_difference(float(np.mean(trials[t])) for t in sorted(trials, key=str))
+    trials = gather((place for place in a if place in b), lambda place: place[:2])
+    return mean_difference(
+        float(np.mean([a[place] - b[place] for place in trials[trial]]))
+        for trial in sorted(trials, key=str)
+    )
 
 
 def compare_controls(records: Sequence[Record], metric: str) -> list[dict[str, Any]]:
     """Compare every learned row with its two controls, trial by trial."""
     found = []
     controls = [record for record in records if record.job.get("control")]
-    for row, control in _by_row((row_of(record), record) for record in controls):
+    for control in gather(controls, lambda record: _key(row_of(record))).values():
+        row = row_of(control[0])
         alone = row | {"control": None}
         gap = paired([r for r in records if row_of(r) == alone], control, metric)
         title = row_title(alone)
@@ -198,22 +236,17 @@ def compare_controls(records: Sequence[Record], metric: str) -> list[dict[str, A
 
 def compare_vanilla(records: Sequence[Record], metric: str) -> list[dict[str, Any]]:
     """Compare every Kernel row of a text task with its Vanilla row, seed by seed."""
-    rows = {
-        tuple(r.job[name] for name in _ROW if name in r.job): r.job
-        for r in records
-        if str(r.job.get("method")).startswith("kernel-") and not r.job.get("control")
-    }
     found = []
-    for job in rows.values():
-        feature_map = job["method"].removeprefix("kernel-")
-        row = {name: job[name] for name in _ROW if name in job and name != "method"}
-        same = select(records, control=None, **row)
-        kernel, vanilla = (
-            select(same, method=f"{kind}-{feature_map}")
-            for kind in ("kernel", "vanilla")
-        )
+    rows = gather(
+        select(records, control=None),
+        lambda r: tuple((name, r.job[name]) for name in _ROW if name in r.job),
+    )
+    for key, kernel in rows.items():
+        row = dict(key)
+        kind, _, feature_map = str(row.pop("method", "")).partition("-")
+        vanilla = rows.get((*row.items(), ("method", f"vanilla-{feature_map}")), [])
         gap = paired(kernel, vanilla, metric)
-        if gap.n:
+        if kind == "kernel" and gap.n:
             row |= {"feature_map": feature_map, "metric": metric}
             found.append({**row, **gap._asdict()})
     return found
@@ -224,15 +257,14 @@ def power_laws(
 ) -> list[dict[str, Any]]:
     """Fit a power law in the number of samples to every row of `runtime`."""
     found = []
-    for row, points in _by_row(
-        (
-            {name: part for name, part in each.row.items() if name != "n_samples"},
-            (each.row["n_samples"], each.mean),
-        )
-        for each in summarise(select(records, control=None), metric)
-    ):
-        if len(points) >= 3:
-            law = fit_power_law(*zip(*sorted(points), strict=True))
+    summaries = summarise(select(records, control=None), metric)
+    for part in gather(
+        summaries, lambda each: _key(each.row | {"n_samples": None})
+    ).values():
+        if len(part) >= 3:
+            points = sorted((each.row["n_samples"], each.mean) for each in part)
+            law = fit_power_law(*zip(*points, strict=True))
+            row = {k: v for k, v in part[0].row.items() if k != "n_samples"}
             found.append({**row, "title": row_title(row), **law._asdict()})
     return found
 
@@ -284,9 +316,9 @@ def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     out = StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([[_cell(row.get(name)) for name in names] for row in rows])
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _cell(row[name]) for name in row} for row in rows)
     return out.getvalue()
 
 
@@ -296,8 +328,6 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _cell(value: Any) -> Any:
-    if value is None:
-        return ""
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.6g}"
     return value

@@ -79,13 +79,10 @@ NOISE_ROWS: tuple[Job, ...] = (
     {"method": "langevin", "constants": "paper", "strength": 0.0},
     {"method": "langevin", "constants": "default"},
 )
-BUDGET_ROWS: tuple[Job, ...] = (
-    {"method": "fixed", "constants": "paper"},
-    {"method": "fixed", "constants": "default"},
-    {"method": "importance", "constants": "paper"},
-    {"method": "importance", "constants": "default"},
-    {"method": "langevin", "constants": "paper", "strength": 0.5},
-    {"method": "langevin", "constants": "default"},
+BUDGET_ROWS: tuple[Job, ...] = tuple(
+    row
+    for row in NOISE_ROWS
+    if row["method"] in ("fixed", "importance", "langevin") and row.get("strength") != 0
 )
 RUNTIME_ROWS: tuple[Job, ...] = (
     {"method": "logistic", "constants": "paper"},

@@ -163,25 +163,15 @@ def measure_blindness(
     """Compare the gradient of Phase A under true and under shuffled labels."""
     from coulomb.attention.align.problem import build_problem
     from coulomb.features import Particles
-    from coulomb.text.align import (
-        alignment_batches,
-        alignment_features,
-        alignment_settings,
-    )
+    from coulomb.text.align import alignment_problem
     from coulomb.text.setup import set_up
 
-    settings = text_settings(_row(job))
-    setup = set_up(corpus, settings, vocabulary)
-    batches = alignment_batches(setup.rows["train"], settings.batch_size, job["seed"])
-    chosen = alignment_settings(settings, corpus.kind)
-    problem = build_problem(
-        setup.model,
-        batches[:20],
-        chosen,
-        evaluate=alignment_features(settings, corpus.kind),
-        seed=job["seed"],
-    )
-    inside = chosen.domain.project(problem.network.layers.read(setup.model))
+    setup = set_up(corpus, text_settings(_row(job)), vocabulary)
+    chosen = alignment_problem(setup)
+    chosen |= {"batches": chosen["batches"][:20], "seed": job["seed"]}
+    problem = build_problem(setup.model, **chosen)
+    positions = problem.network.layers.read(setup.model)
+    inside = chosen["settings"].domain.project(positions)
     cosines = label_cosines(problem.objective, Particles(inside))
     return {"cosine": float(cosines.mean()), "largest_cosine": float(cosines.max())}
 

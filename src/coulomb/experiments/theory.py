@@ -37,22 +37,10 @@ _GASES: tuple[Job, ...] = (
 )
 # At speed N with beta_N = N, and at speed beta_N = N^2.
 _SPEEDS: tuple[Job, ...] = (
-    {
-        "method": "speed N",
-        "power": 1.0,
-        "strength": 0.5,
-        "observable": "cos(x)",
-        "delta": 0.25,
-        "bridges": 0,
-    },
-    {
-        "method": "speed beta",
-        "power": 2.0,
-        "strength": 0.2,
-        "observable": "x",
-        "delta": 0.5,
-        "bridges": 6,
-    },
+    {"method": "speed N", "power": 1.0, "strength": 0.5}
+    | {"observable": "cos(x)", "delta": 0.25, "bridges": 0},
+    {"method": "speed beta", "power": 2.0, "strength": 0.2}
+    | {"observable": "x", "delta": 0.5, "bridges": 6},
 )
 
 

@@ -1,48 +1,22 @@
 """Charts as plain data, and their colours: drawn on the page and in print alike."""
 
 import math
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
+from coulomb.report import asset
 from coulomb.report.tables import harmless, write_csv
 
 Item = TypeVar("Item")
 Numbers = tuple[float, ...]
 
-# Colours, dashes and markers that colour-blind readers can tell apart: Okabe and Ito's
-# colours without yellow, for light pages and for print; then the same hues, lighter,
-# for dark pages. Slot 0 is the text.
-_SLOTS = (
-    ("#24292f", "#e8e8e4"),
-    ("#D55E00", "#ff8a3d"),
-    ("#0072B2", "#5aaef0"),
-    ("#009E73", "#2fc79c"),
-    ("#CC79A7", "#e79bc8"),
-    ("#E69F00", "#f2b840"),
-    ("#56B4E9", "#9ad4f7"),
-    ("#7A7A7A", "#a3a3a3"),
-)
+_COLOURS = tomllib.loads(asset("colours.toml"))
+_SLOTS: list[list[str]] = _COLOURS["slots"]
 LIGHT, DARK = zip(*_SLOTS, strict=True)
-# The page itself: what it is for, on a light and on a dark page.
-TONES = {
-    "page": ("#f7f6f2", "#121417"),
-    "surface": ("#ffffff", "#1a1d21"),
-    "raised": ("#f1efe9", "#23272c"),
-    "text": ("#22262b", "#e8e8e4"),
-    "muted": ("#5a626b", "#a5adb6"),
-    "line": ("#d9d6cd", "#363c43"),
-    "grid": ("#ebe9e3", "#2a2f35"),
-    "accent": ("#a84600", "#ff9a57"),
-    "accent-soft": ("#fbe9dc", "#3a2515"),
-    "good": ("#00684a", "#5fd6ae"),
-    "good-soft": ("#dcf2ea", "#12352a"),
-    "bad": ("#a3361f", "#ff9b85"),
-    "bad-soft": ("#fbe4de", "#40201a"),
-    "open": ("#4d5966", "#b4bec8"),
-    "open-soft": ("#e6e9ec", "#2b3138"),
-    "shadow": ("0 1px 2px rgb(30 25 15 / 6%), 0 4px 16px rgb(30 25 15 / 5%)", "none"),
-}
+TONES: dict[str, list[str]] = _COLOURS["tones"]
+METHOD_SLOTS: dict[str, list[int]] = _COLOURS["methods"]
 BAND_OPACITY = 0.13
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from coulomb.report import asset
 from coulomb.report.chart import (
     BAND_OPACITY,
     LIGHT,
@@ -19,6 +20,7 @@ from coulomb.report.chart import (
     Layer,
 )
 
+_STYLE: dict[str, Any] = json.loads(asset("plotly.json"))
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star")
 
@@ -47,11 +49,7 @@ def interactive(chart: Chart) -> dict[str, Any]:
         figure.add_traces(draw(layer, chart.y))
     curves = [layer for layer in chart.layers if isinstance(layer, Curve)]
     figure.update_layout(
-        template="none",
-        showlegend=False,
-        hovermode="closest",
-        bargap=0,
-        margin={"l": 64, "r": 14, "t": 10, "b": 52},
+        **_STYLE["layout"],
         xaxis=_axis(chart.x, [x for layer in curves for x in layer.x]),
         yaxis=_axis(chart.y, [y for layer in curves for y in layer.y]),
     )
@@ -153,15 +151,8 @@ _TRACES = {Curve: _curve, Dots: _dots, Histogram: _histogram, Field: _field}
 def _axis(axis: Axis, shown: list[float]) -> dict[str, Any]:
     layout: dict[str, Any] = {
         "title": {"text": plain_text(axis.label), "standoff": 10},
-        "automargin": True,
+        **_STYLE["axis"],
         "zeroline": axis.zero,
-        "zerolinewidth": 1.5,
-        "showgrid": True,
-        "ticks": "outside",
-        "ticklen": 4,
-        "tickfont": {"size": 11},
-        "showline": True,
-        "fixedrange": False,
     }
     if axis.names:
         layout |= {

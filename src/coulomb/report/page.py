@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from coulomb._version import __version__
 from coulomb.experiments.claims import learned
 from coulomb.experiments.records import FILE, FRAMES, Record, load_records
 from coulomb.experiments.summary import paired, select
+from coulomb.report import asset
 from coulomb.report.chart import (
     Chart,
     Field,
@@ -33,9 +33,9 @@ from coulomb.report.chart import (
 from coulomb.report.interactive import interactive, library
 from coulomb.report.movie import Run, pack, print_runs, read_json, read_runs
 from coulomb.report.print import printed
-from coulomb.report.rows import EXPECTED, clean, place_of
-from coulomb.report.sections import Section
-from coulomb.report.sections.claims import view_claims
+from coulomb.report.rows import EXPECTED, clean, place_of, whose
+from coulomb.report.sections import SECTIONS, Section
+from coulomb.report.sections.claims import told, view_claims
 from coulomb.report.sections.default import general_section
 from coulomb.report.sections.phase_a import phase_a_section
 from coulomb.report.sections.synthetic import (
@@ -45,7 +45,7 @@ from coulomb.report.sections.synthetic import (
     strength_section,
 )
 from coulomb.report.sections.text import text_section
-from coulomb.report.sections.theory import theory_sections
+from coulomb.report.sections.theory import PARTS, theory_sections
 from coulomb.report.tables import Column, Header, Table, tabulate
 
 _BUILDERS: dict[str, Callable[[Sequence[Record]], Section]] = {
@@ -102,7 +102,7 @@ def read_results(folder: Path) -> Results:
     for path in sorted([*folder.glob("*.json"), *folder.glob("*/*.json")]):
         with attempt():
             content = read_json(path) if path.name != FRAMES else None
-            if isinstance(content, dict) and ({"flow", "deviations"} & set(content)):
+            if isinstance(content, dict) and set(PARTS.values()) & set(content):
                 theory[str(path.relative_to(folder).with_suffix(""))] = content
     if not (records or runs or theory):
         detail = f" {problems[0]}" if problems else ""
@@ -143,7 +143,7 @@ def arrange(results: Results) -> Contents:
     sections = [
         _BUILDERS.get(name, general_section)(records[name])
         for name in _order(records)
-        if name not in _THEORY
+        if name not in PARTS
     ]
     sections.extend(theory_sections(results.theory, records, problems))
     claims = view_claims(records, problems) if records else None
@@ -167,14 +167,13 @@ def _noise_findings(results: Results) -> Iterator[str]:
     records = [
         record
         for record in results.records.get("noise", [])
-        if EXPECTED(record) is not None
-        and (place_of(record, "noise") or math.inf) <= _LITTLE_NOISE
+        if (place_of(record, "noise") or math.inf) <= _LITTLE_NOISE
     ]
     for constants in ("paper", "default"):
         ours = learned(records, constants)
         fixed = select(records, method="fixed", constants=constants, design=42)
         control = learned(records, constants, control="norm-matched")
-        gains = [paired(ours, rival, "expected_accuracy") for rival in (fixed, control)]
+        gains = [paired(ours, rival, EXPECTED) for rival in (fixed, control)]
         if all(gain.n > 1 for gain in gains):
             over, beyond = (
                 f"{gain.mean:+.3f} ± {gain.standard_error:.3f}".replace("-", "−")
@@ -182,25 +181,22 @@ def _noise_findings(results: Results) -> Iterator[str]:
             )
             yield (
                 f"Synthetic problem, σ ≤ {_LITTLE_NOISE:g}, "
-                f"{_WORDS[constants]}: learned minus "
-                f"random Fourier features {over}; learned minus its norm-matched "
-                f"control {beyond} (expected accuracy, paired)."
+                f"{whose(constants).lower()}: learned minus random Fourier features "
+                f"{over}; learned minus its norm-matched control {beyond} (expected "
+                "accuracy, paired)."
             )
 
 
 _LITTLE_NOISE = 1.0
-_WORDS = {"paper": "the paper’s constants", "default": "our defaults"}
-_THEORY = ("meanfield", "deviations")
-_ORDER = ("noise", "strength", "budget", "runtime", "text", "phase-a", *_THEORY)
 
 
 def _order(records: dict[str, list[Record]]) -> list[str]:
-    known = [name for name in _ORDER if name in records]
-    return known + [name for name in records if name not in _ORDER]
+    known = [name for name in SECTIONS if name in records]
+    return known + [name for name in records if name not in SECTIONS]
 
 
 def _missing(results: Results) -> Iterator[str]:
-    for name in _ORDER:
+    for name in SECTIONS:
         if name not in set(results.records) | _drawn(results):
             yield (
                 f"{name}: has not been run; `coulomb reproduce {name} --out DIR` and "
@@ -221,9 +217,8 @@ def _tiles(results: Results, records: Sequence[Record]) -> dict[str, str]:
 
 
 def _drawn(results: Results) -> set[str]:
-    parts = {"flow": "meanfield", "deviations": "deviations"}
     keys = {key for content in results.theory.values() for key in content}
-    return {name for part, name in parts.items() if part in keys}
+    return {name for name, part in PARTS.items() if part in keys}
 
 
 def _settings(results: Results) -> Table:
@@ -331,8 +326,8 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 def _render(
     contents: Contents, sections: list[dict[str, Any]], frames: Picture | None
 ) -> str:
-    early, plotly = _asset("early.js"), library()
-    script = "\n".join(map(_asset, _SCRIPTS))
+    early, plotly = asset("early.js"), library()
+    script = "\n".join(map(asset, _SCRIPTS))
     policy = (
         "default-src 'none'; "
         f"script-src {' '.join(map(_fingerprint, (early, plotly, script)))}; "
@@ -346,13 +341,18 @@ def _render(
         autoescape=True,
         undefined=StrictUndefined,
     )
-    environment.filters |= {"data_uri": _data_uri, "code": _code}
+    environment.filters |= {
+        "data_uri": _data_uri,
+        "code": _code,
+        "clean": clean,
+        "told": told,
+    }
     page = environment.get_template("page.html").render(
         vars(contents)
         | {
             "version": __version__,
             "policy": policy,
-            "style": Markup(theme_styles() + _asset("page.css")),
+            "style": Markup(theme_styles() + asset("page.css")),
             "early_script": Markup(early),
             "script": Markup(script),
             "library": Markup(plotly),
@@ -378,10 +378,6 @@ def _frames(runs: list[Run]) -> Picture | None:
         "kernel matrix before and after.",
         *print_runs(runs),
     )
-
-
-def _asset(name: str) -> str:
-    return (files("coulomb.report") / "assets" / name).read_text(encoding="utf-8")
 
 
 def _fingerprint(script: str) -> str:

@@ -26,22 +26,10 @@ from coulomb.report.chart import (
     Layer,
     drawable,
 )
-from coulomb.report.demo import STYLE
 
-PRINT_STYLE: dict[str, Any] = STYLE | {
-    "axes.axisbelow": True,
-    "axes.edgecolor": "#555555",
-    "axes.grid": True,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 4,
-    "svg.hashsalt": "coulomb",  # the same chart is the same file
-}
+PRINT_STYLE = matplotlib.rc_params_from_file(
+    Path(__file__).parent / "assets" / "print.mplstyle", use_default_template=False
+)
 _WIDTH, _HEIGHT = 5.6, 3.5  # inches
 _DASHES = ("-", "--", ":", "-.")
 _MARKERS = ("o", "s", "D", "^", "x", "P", "*")

@@ -1,13 +1,20 @@
 """Rows of tables and figures: which records belong together, and what to call them."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from coulomb._support.stats import Difference, mean_difference
 from coulomb.experiments.records import Record
-from coulomb.experiments.summary import METHOD_TITLES, paired
-from coulomb.report.chart import Axis, Chart, Curve, Dots, Ink
+from coulomb.experiments.summary import (
+    METHOD_TITLES,
+    as_number,
+    gather,
+    paired,
+    select,
+    values_of,
+)
+from coulomb.report.chart import METHOD_SLOTS, Axis, Chart, Curve, Dots, Ink
 from coulomb.report.tables import (
     Cell,
     Column,
@@ -18,26 +25,11 @@ from coulomb.report.tables import (
     tabulate,
 )
 
-Item = TypeVar("Item")
-Key = TypeVar("Key")
 Estimate = Difference
 """A mean over trials with its standard error, which is NaN for one trial."""
 
-Value = Callable[[Record], float | None]
-
 _LETTERS = {"gamma": "γ", "strength": "λ", "exponent": "s"}
-# A method keeps its colour in every figure; its variants differ in dash and marker.
-_SLOTS = {
-    "langevin": (1, 5, 3, 4, 6, 7),
-    "fixed": (2,),
-    "importance": (3,),
-    "svm": (4,),
-    "svm-cv": (4,),
-    "orthogonal": (6,),
-    "multiple-kernels": (7,),
-    "logistic": (0,),
-}
-_OTHERS = (1, 2, 3, 4, 5, 6, 7)
+_OTHERS = [1, 2, 3, 4, 5, 6, 7]
 _NAMING = {"method", "constants", "control"}
 _SEEDS = {"seed", "trial", "head"}
 LONGEST_NAME = 60
@@ -90,20 +82,6 @@ def slug(name: object) -> str:
     return "-".join(part for part in letters.split("-") if part) or "unnamed"
 
 
-def gather(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Put together what has the same key, in the order of first appearance.
-
-    Examples
-    --------
-    >>> gather([1, 2, 3], lambda number: number % 2)
-    {1: [1, 3], 0: [2]}
-    """
-    parts: dict[Key, list[Item]] = {}
-    for item in items:
-        parts.setdefault(key(item), []).append(item)
-    return parts
-
-
 def by_row(
     records: Iterable[Record], shared: Collection[str]
 ) -> dict[Row, list[Record]]:
@@ -135,45 +113,22 @@ def varying(records: Iterable[Record], keys: Iterable[str]) -> list[str]:
     return [key for key in keys if len({repr(job.get(key)) for job in seen}) > 1]
 
 
-def metric(name: str) -> Value:
-    """Read a metric of a record, if it is there and a number."""
-    return lambda record: as_number(record.metrics.get(name))
-
-
-def seconds(name: str) -> Value:
-    """Read a time of a record, if it is there and a number."""
-    return lambda record: as_number(record.seconds.get(name))
-
-
-def as_number(value: Any) -> float | None:
-    """Take numbers only: records may hold anything."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
-def estimate(values: Iterable[float | None]) -> Estimate | None:
-    """Average over trials what is known.
-
-    Examples
-    --------
-    >>> estimate([1.0, 3.0, None])
-    Difference(mean=2.0, standard_error=1.0, n=2)
-    """
-    known = [value for value in values if value is not None]
+def estimate(records: Iterable[Record], metric: str) -> Estimate | None:
+    """Average a metric over the records that have it."""
+    known = [value for _, value in values_of(records, metric)]
     return mean_difference(known) if known else None
 
 
 def estimates(
-    records: Iterable[Record], key: str, value: Value
+    records: Iterable[Record], key: str, metric: str
 ) -> dict[float, Estimate]:
     """Average over trials at every place of an axis."""
     parts = gather(records, lambda record: place_of(record, key))
-    averaged = {
-        place: estimate(map(value, parts[place]))
+    return {
+        place: known
         for place in sorted(place for place in parts if place is not None)
+        if (known := estimate(parts[place], metric)) is not None
     }
-    return {place: known for place, known in averaged.items() if known is not None}
 
 
 def curve(
@@ -213,9 +168,9 @@ def row_inks(rows: Iterable[Row]) -> dict[Row, Ink]:
     free = [(slot, dash) for dash in range(4) for slot in range(8)]
     for row in rows:
         family = families.setdefault(row.method, [])
-        slots = _SLOTS.get(row.method, ())
+        slots = METHOD_SLOTS.get(row.method, [])
         if not slots:  # unnamed methods begin with colours of their own
-            others = [method for method in families if method not in _SLOTS]
+            others = [method for method in families if method not in METHOD_SLOTS]
             first = others.index(row.method) % len(_OTHERS)
             slots = _OTHERS[first:] + _OTHERS[:first]
         if row.variant not in family:
@@ -234,7 +189,8 @@ COMMON = frozenset(
     ("n_samples", "n_features", "n_components", "design", "noise", "trial", "seed")
 )
 BAYES = "Bayes (best possible)"
-EXPECTED = metric("expected_accuracy")
+EXPECTED = "expected_accuracy"
+_ACCURACY = Axis("expected accuracy")
 _WHOSE = {"paper": "The paper’s constants", "default": "Our defaults"}
 _RIVALS = ("norm-matched", "noise-only", "fixed")
 _BAND = "Means over trials; bands are ± 2 standard errors."
@@ -250,27 +206,24 @@ def sweep(
     key: str,
     title: str,
     x: tuple[str, Axis],
-    y: Axis,
-    rows: Mapping[Row, Sequence[Record]],
-    value: Value,
+    records: Sequence[Record],
+    metric: str = EXPECTED,
+    y: Axis = _ACCURACY,
     *,
-    bayes: bool = False,
+    common: Collection[str] = COMMON,
 ) -> Chart:
-    """Chart every row along an entry of the jobs."""
+    """Chart a metric of every row along an entry of the jobs."""
     place, axis = x
     unit = " s" if y.label.endswith("seconds") else ""
-    layers = []
+    rows, layers = by_row(records, common), []
     for row, ink in row_inks(rows).items():
-        points = estimates(rows[row], place, value)
+        points = estimates(rows[row], place, metric)
         if points:
             layers.append(curve(row.label, points, ink, unit))
-    if layers and bayes:
-        everyone = [record for part in rows.values() for record in part]
-        best = estimates(everyone, place, metric("bayes_accuracy"))
-        if best:
-            means, alone = [point.mean for point in best.values()], len(best) == 1
-            line = (tuple(best), tuple(means))
-            layers.append(Curve(BAYES, *line, ink=Ink(0, 3), points=alone))
+    best = estimates(records, place, "bayes_accuracy")
+    if layers and best and metric in (EXPECTED, "accuracy"):
+        line = (tuple(best), tuple(point.mean for point in best.values()))
+        layers.append(Curve(BAYES, *line, ink=Ink(0, 3), points=len(best) == 1))
     return Chart(key, title, axis, y, tuple(layers), _BAND)
 
 
@@ -279,14 +232,14 @@ def score_table(
     caption: str,
     records: Sequence[Record],
     x: tuple[str, str],
-    value: Value = EXPECTED,
+    metric: str = EXPECTED,
     *,
     common: Collection[str] = COMMON,
 ) -> Table:
     """Tabulate means: one row for each method, one column for each place of an axis."""
     place, letter = x
     rows = by_row(records, common)
-    found = {row: estimates(part, place, value) for row, part in rows.items()}
+    found = {row: estimates(part, place, metric) for row, part in rows.items()}
     places = sorted({each for points in found.values() for each in points})
     scores = [Column(f"{letter} = {tick(each)}", better=1) for each in places]
     columns: list[Header] = ["method", "constants", *scores, Column("trials")]
@@ -301,7 +254,7 @@ def score_table(
         if points
     ]
     table = mark_best(tabulate(key, caption, columns, body, _ERRORS))
-    best = estimates(records, place, metric("bayes_accuracy"))
+    best = estimates(records, place, "bayes_accuracy")
     if not (best and body):
         return table
     limits = (best[each].mean if each in best else None for each in places)
@@ -313,7 +266,7 @@ def difference_table(
     key: str, caption: str, records: Sequence[Record], *, by_noise: bool
 ) -> Table:
     """Tabulate learned minus its controls and minus fixed features, paired by trial."""
-    learned = [r for r in records if _is(r, "langevin", None)]
+    learned = select(records, method="langevin", control=None)
     levels = sorted({s for r in learned if (s := place_of(r, "noise")) is not None})
     columns: list[Header] = ["learned row", "constants"]
     if by_noise:
@@ -329,7 +282,9 @@ def difference_table(
             continue
         for name in _RIVALS:
             cells = [
-                _difference(_at(part, level), _at(others[name], level))
+                _difference(
+                    select(part, noise=level), select(others[name], noise=level)
+                )
                 for level in levels
             ]
             if any(cell.value is not None for cell in cells):
@@ -395,15 +350,6 @@ def budgets_of(records: Iterable[Record]) -> tuple[float, ...]:
     return tuple(sorted({d for r in records if (d := place_of(r, "n_components"))}))
 
 
-def _is(record: Record, method: str, control: str | None) -> bool:
-    job = record.job
-    return job.get("method") == method and (job.get("control") or None) == control
-
-
-def _at(records: Sequence[Record], level: float) -> list[Record]:
-    return [record for record in records if place_of(record, "noise") == level]
-
-
 def _rival(name: str) -> str:
     return "random Fourier features" if name == "fixed" else f"{name} control"
 
@@ -413,11 +359,10 @@ def _rivals(name: str, row: Row, records: Collection[Record]) -> list[Record]:
         r for r in records if clean(r.job.get("constants") or "") == row.constants
     ]
     if name == "fixed":
-        return [r for r in constants if _is(r, "fixed", None)]
-    found = by_row([r for r in constants if _is(r, row.method, name)], COMMON)
+        return select(constants, method="fixed", control=None)
+    found = by_row(select(constants, method=row.method, control=name), COMMON)
     return found.get(row._replace(control=name), [])
 
 
 def _difference(ours: Sequence[Record], theirs: Sequence[Record]) -> Cell:
-    a, b = ([r for r in part if EXPECTED(r) is not None] for part in (ours, theirs))
-    return averaged(paired(a, b, "expected_accuracy"), signed=True)
+    return averaged(paired(ours, theirs, EXPECTED), signed=True)

@@ -1,17 +1,19 @@
-"""What the paper claims, what our records say to it, and a verdict."""
+"""What the paper claims, what our records say to it, and a verdict.
+
+The sentences are data, `paper_values/claims.csv`; each has a test in one of the modules
+beside this one, under the same name.
+"""
 
 import enum
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from coulomb._support.stats import Difference
+from coulomb.experiments.paper import paper_table
 from coulomb.experiments.records import Record
-from coulomb.experiments.summary import paired, select, values_of
+from coulomb.experiments.summary import mean_of, paired, select
 
 Evidence = Mapping[str, Sequence[Record]]
 """Records by the name of their experiment."""
@@ -36,12 +38,8 @@ class Finding:
     constants: str = ""
 
 
-def verdict(holds: bool) -> Verdict:
-    """Say whether a claim holds."""
-    return Verdict.HOLDS if holds else Verdict.FAILS
-
-
-Test = Callable[[Evidence, str], Finding | None]
+Test = Callable[[Sequence[Record], str], Finding | None]
+"""Judges the records of an experiment, with a set of constants."""
 
 
 @dataclass(frozen=True)
@@ -49,43 +47,19 @@ class Claim:
     """One sentence of the paper."""
 
     name: str
-    source: str
-    text: str
-    paper: str
-    test: Test
+    needs: str  # the experiment whose records are judged
     constants: tuple[str, ...]
-    needs: str
+    source: str
+    paper: str
+    text: str
+    test: Test
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """A claim with what was found."""
 
     claim: Claim
     findings: tuple[Finding, ...]
-
-
-_MODULES = ("synthetic", "text", "theory")
-_CLAIMS: list[Claim] = []
-
-
-def claim(
-    name: str = "",
-    *,
-    source: str,
-    text: str,
-    paper: str = "no number",
-    needs: str,
-    constants: tuple[str, ...] = ("paper", "default"),
-) -> Callable[[Test], Test]:
-    """Register the decorated test as that of a claim; its name is the claim's."""
-
-    def register(test: Test) -> Test:
-        title = name or test.__name__.strip("_").replace("_", "-")
-        _CLAIMS.append(Claim(title, source, text, paper, test, constants, needs))
-        return test
-
-    return register
 
 
 def all_claims() -> list[Claim]:
@@ -96,12 +70,14 @@ def all_claims() -> list[Claim]:
     >>> all_claims()[0].name
     'moderate-noise-fixed'
     """
-    for name in _MODULES:
-        import_module(f"coulomb.experiments.claims.{name}")
-    # Stable, and the same whichever module was imported first.
-    return sorted(
-        _CLAIMS, key=lambda each: _MODULES.index(each.test.__module__.split(".")[-1])
-    )
+    from coulomb.experiments.claims import synthetic, text, theory
+
+    tests = synthetic.TESTS | text.TESTS | theory.TESTS
+    return [
+        Claim(**line | {"constants": tuple(line["constants"].split())}, test=test)
+        for line in paper_table("claims")
+        for test in [tests[line["name"]]]
+    ]
 
 
 def judge_claims(evidence: Evidence) -> list[Result]:
@@ -113,16 +89,24 @@ def judge_claims(evidence: Evidence) -> list[Result]:
     {'not tested here'}
     """
     results = []
-    for each in all_claims():
-        findings = []
-        for constants in each.constants:
-            found = each.test(evidence, constants) if each.needs in evidence else None
-            if found is None:
-                note = f"Needs `coulomb reproduce {each.needs}`."
-                found = Finding("", None, Verdict.UNTESTED, note)
-            findings.append(replace(found, constants=constants))
-        results.append(Result(each, tuple(findings)))
+    for claim in all_claims():
+        records = evidence.get(claim.needs)
+        note = f"Needs `coulomb reproduce {claim.needs}`."
+        untested = Finding("", None, Verdict.UNTESTED, note)
+        findings = (
+            replace(
+                (claim.test(records, constants) if records else None) or untested,
+                constants=constants,
+            )
+            for constants in claim.constants
+        )
+        results.append(Result(claim, tuple(findings)))
     return results
+
+
+def verdict(holds: bool) -> Verdict:
+    """Say whether a claim holds."""
+    return Verdict.HOLDS if holds else Verdict.FAILS
 
 
 def gain(difference: Difference, note: str = "", *, ours: str = "") -> Finding | None:
@@ -138,18 +122,14 @@ def gain(difference: Difference, note: str = "", *, ours: str = "") -> Finding |
     if difference.n < 2:
         return None
     holds = difference.mean > 0 and difference.distinct
-    if not holds and not difference.distinct:
+    if not difference.distinct:
         note = f"{note} Within two standard errors of zero.".strip()
     return Finding(ours, difference, verdict(holds), note)
 
 
 def versus(ours: Sequence[Record], theirs: Sequence[Record], metric: str) -> str:
     """Write two means side by side."""
-    means = [
-        float(np.mean([value for _, value in values_of(rows, metric)] or [math.nan]))
-        for rows in (ours, theirs)
-    ]
-    return f"{means[0]:.4f} against {means[1]:.4f}"
+    return f"{mean_of(ours, metric):.4f} against {mean_of(theirs, metric):.4f}"
 
 
 def compare(

@@ -1,224 +1,170 @@
 """Claims about text classification."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from coulomb._support.stats import Difference, mean_difference
-from coulomb.experiments.claims import (
-    Evidence,
-    Finding,
-    Test,
-    claim,
-    gain,
-    verdict,
-    versus,
-    words,
-)
-from coulomb.experiments.paper import MAPS, TASKS, kernel_minus_vanilla, paper_value
+from coulomb.experiments.claims import Finding, Test, gain, verdict, versus, words
+from coulomb.experiments.paper import MAPS, TASKS, paper_value
 from coulomb.experiments.records import Record
-from coulomb.experiments.summary import by_trial, paired, select, summarise
+from coulomb.experiments.summary import (
+    gather,
+    mean_of,
+    paired,
+    select,
+    shared_trials,
+)
 from coulomb.text.evaluate import LOWER_IS_BETTER
 
-_NAMES = {"sst2": "SST-2", "qqp": "QQP", "rotten_tomatoes": "Rotten Tomatoes"}
 _Q_EQUALS_K = tuple(f"{kind}-{name}" for name in MAPS for kind in ("vanilla", "kernel"))
 _BAGS = ("unigrams", "nb-bigrams")
 
 
 def _rows(
-    evidence: Evidence, task: str, constants: str, **wanted: object
+    records: Sequence[Record], task: str, constants: str, method: Any, **wanted: object
 ) -> list[Record]:
     """Pick rows of a task, by default no controls."""
-    chosen = {"control": None} | wanted
-    return select(evidence["text"], task=task, constants=constants, **chosen)
+    chosen = {"control": None, "method": method} | wanted
+    return select(records, task=task, constants=constants, **chosen)
 
 
-def _table_claim(
-    name: str, task: str, text: str, paper: str, **more: Any
-) -> Callable[[Test], Test]:
-    """Register a claim of a task's table."""
-    source, text = f"tab:{task}_detailed_metrics", f"On {_NAMES[task]}, {text}"
-    return claim(name, source=source, text=text, paper=paper, needs="text", **more)
+def _map_rows(
+    records: Sequence[Record], task: str, constants: str
+) -> list[list[Record]]:
+    """Pick the Vanilla and the Kernel row of each map, in turn."""
+    return [_rows(records, task, constants, name) for name in _Q_EQUALS_K]
 
 
-def _pair(
-    evidence: Evidence, task: str, constants: str, row: str, other: str, metric: str
+def _better(
+    ours: Sequence[Record], theirs: Sequence[Record], metric: str
 ) -> Difference:
-    ours, theirs = (_rows(evidence, task, constants, method=m) for m in (row, other))
+    """Pair by seed; a difference above zero is for the better."""
     difference = paired(ours, theirs, metric)
     sign = -1 if metric in LOWER_IS_BETTER else 1
     return difference._replace(mean=sign * difference.mean)
 
 
-def _controls(
-    evidence: Evidence, task: str, constants: str, row: str, metric: str
-) -> str:
-    ours = _rows(evidence, task, constants, method=row)
-    told = [
-        f"{control} {words(paired(ours, theirs, metric))}"
-        for control in ("norm-matched", "noise-only")
-        if (theirs := _rows(evidence, task, constants, method=row, control=control))
-    ]
-    return f"Minus its controls: {', '.join(told)}." if told else ""
+def _mean_gain(task: str) -> Test:
+    """Test that Kernel rows are better than Vanilla rows, on average over the maps."""
+
+    def test(records: Sequence[Record], constants: str) -> Finding | None:
+        trials = shared_trials("accuracy", *_map_rows(records, task, constants))
+        gaps = [float(np.mean(np.subtract(t[1::2], t[::2]))) for t in trials]
+        return gain(mean_difference(gaps), "Mean over maps, paired by seed.")
+
+    return test
 
 
-def _mean_gain(task: str) -> None:
-    mean, error = kernel_minus_vanilla(task)
+def _gain_of(task: str, row: str, metric: str) -> Test:
+    """Test that a Kernel row is better than its Vanilla row."""
 
-    @_table_claim(
-        f"kernel-helps-{task}",
-        task,
-        "Phase A improves accuracy, averaged over the maps.",
-        f"{mean:+.4f} ± {error:.4f} over maps, one run each",
-    )
-    def test(evidence: Evidence, constants: str) -> Finding | None:
-        rows = _rows(evidence, task, constants)
-        gaps: dict[object, list[float]] = {}
-        for name in MAPS:
-            ours = by_trial(select(rows, method=f"kernel-{name}"), "accuracy")
-            theirs = by_trial(select(rows, method=f"vanilla-{name}"), "accuracy")
-            for trial in ours:
-                if trial in theirs:
-                    gaps.setdefault(trial, []).append(ours[trial] - theirs[trial])
-        whole = [float(np.mean(g)) for g in gaps.values() if len(g) == len(MAPS)]
-        return gain(mean_difference(whole), "Mean over maps, paired by seed.")
+    def test(records: Sequence[Record], constants: str) -> Finding | None:
+        ours = _rows(records, task, constants, row)
+        theirs = _rows(records, task, constants, row.replace("kernel", "vanilla", 1))
+        told = [
+            f"{name} {words(paired(ours, control, metric))}"
+            for name in ("norm-matched", "noise-only")
+            if (control := _rows(records, task, constants, row, control=name))
+        ]
+        note = f"Minus its controls: {', '.join(told)}." if told else ""
+        means = versus(ours, theirs, metric)
+        return gain(_better(ours, theirs, metric), note, ours=means)
+
+    return test
 
 
-def _gain_of(task: str, row: str, metric: str, text: str) -> None:
-    other = row.replace("kernel", "vanilla", 1)
-    before, after = (paper_value(task, name, metric) for name in (other, row))
+def _best_of(task: str, row: str, metric: str, among: Sequence[str] = ()) -> Test:
+    """Test that a row is better than the best other one."""
 
-    @_table_claim(
-        f"{row}-{metric}-{task}".replace("_", "-"),
-        task,
-        f"{row.capitalize()} {text}.",
-        f"{before:.4f} to {after:.4f}",
-    )
-    def test(evidence: Evidence, constants: str) -> Finding | None:
-        difference = _pair(evidence, task, constants, row, other, metric)
-        note = _controls(evidence, task, constants, row, metric)
-        ours, theirs = (
-            _rows(evidence, task, constants, method=m) for m in (row, other)
-        )
-        return gain(difference, note, ours=versus(ours, theirs, metric))
-
-
-def _best_of(
-    task: str, row: str, metric: str, text: str, rows: tuple[str, ...] = ()
-) -> None:
-    @_table_claim(
-        f"best-{metric}-{task}".replace("_", "-"),
-        task,
-        f"{row.capitalize()} {text}.",
-        f"{paper_value(task, row, metric):.4f}",
-    )
-    def test(evidence: Evidence, constants: str) -> Finding | None:
-        records = _rows(evidence, task, constants)
-        if rows:
-            records = select(records, method=rows)
+    def test(records: Sequence[Record], constants: str) -> Finding | None:
+        rows = select(records, task=task, constants=constants, control=None)
+        parts = gather(rows, lambda record: record.job["method"])
         means = {
-            each.row["method"]: each.mean
-            for each in summarise(records, metric)
-            if each.row["method"] not in _BAGS
+            name: mean
+            for name, part in parts.items()
+            if name in (among or set(parts).difference(_BAGS))
+            and not np.isnan(mean := mean_of(part, metric))
         }
         if row not in means or len(means) < 2:
             return None
         pick = min if metric in LOWER_IS_BETTER else max
-        others = {name: mean for name, mean in means.items() if name != row}
-        rival = pick(others, key=lambda name: others[name])
-        difference = _pair(evidence, task, constants, row, rival, metric)
-        ours = f"{means[row]:.4f}; best other {rival} {others[rival]:.4f}"
+        rival = pick((name for name in means if name != row), key=means.__getitem__)
+        ours = f"{means[row]:.4f}; best other {rival} {means[rival]:.4f}"
+        difference = _better(parts[row], parts[rival], metric)
         return gain(difference, "Against the best other row.", ours=ours)
 
-
-for _task in TASKS:
-    _mean_gain(_task)
-for _task, _row, _metric, _text in (
-    ("sst2", "kernel-porf-softplus", "accuracy", "has the best accuracy"),
-    ("sst2", "kernel-porf-softplus", "mcc", "has the best MCC"),
-    ("sst2", "kernel-favor", "ece", "has the lowest ECE"),
-    ("sst2", "kernel-cos2", "brier", "has the lowest Brier score"),
-):
-    _best_of(_task, _row, _metric, _text)
-for _row, _metric, _text in (
-    ("kernel-elu", "accuracy", "improves accuracy"),
-    ("kernel-elu", "log_loss", "reduces the log loss"),
-    ("kernel-softmaxfeat", "accuracy", "improves accuracy"),
-):
-    _gain_of("sst2", _row, _metric, _text)
-_best_of(
-    "qqp",
-    "kernel-softmaxfeat",
-    "accuracy",
-    "is the strongest model with Q = K",
-    _Q_EQUALS_K,
-)
-_gain_of("qqp", "kernel-softmaxfeat", "log_loss", "reduces the log loss")
-_gain_of("qqp", "kernel-softmaxfeat", "brier", "reduces the Brier score")
-for _metric in ("accuracy", "mcc", "log_loss", "brier"):
-    _text = f"has the best {_metric.replace('_', ' ')}"
-    _best_of("rotten_tomatoes", "kernel-softmaxfeat", _metric, _text)
-_gain_of("rotten_tomatoes", "kernel-softmaxfeat", "accuracy", "improves accuracy")
+    return test
 
 
-@claim(
-    source="Effect of Kernel Learning",
-    text="Phase A roughly doubles the training time.",
-    paper="1.8 to 2.1 times",
-    needs="text",
-)
-def _doubles_training_time(evidence: Evidence, constants: str) -> Finding | None:
+def _doubles_training_time(records: Sequence[Record], constants: str) -> Finding | None:
     ratios = []
     for task in TASKS:
-        rows = _rows(evidence, task, constants)
-        for name in MAPS:
-            ours = by_trial(select(rows, method=f"kernel-{name}"), "seconds.cpu")
-            theirs = by_trial(select(rows, method=f"vanilla-{name}"), "seconds.cpu")
-            ratios += [ours[t] / theirs[t] for t in ours if t in theirs]
+        rows = _map_rows(records, task, constants)
+        for vanilla, kernel in zip(rows[::2], rows[1::2], strict=True):
+            pairs = shared_trials("seconds.cpu", kernel, vanilla)
+            ratios += [ours / theirs for ours, theirs in pairs]
     if len(ratios) < 2:
         return None
     middle = float(np.median(ratios))
     return Finding(f"{middle:.2f} times (median)", None, verdict(1.5 <= middle <= 2.5))
 
 
-def _beats_bags(task: str) -> None:
-    best = max(
-        paper_value(task, name, "accuracy") for name in ("softmax", *_Q_EQUALS_K)
-    )
+def _beats_bags(task: str) -> Test:
+    """Test that the best published row is better than bags of words trained here."""
 
-    @_table_claim(
-        f"above-bag-of-words-{task}",
-        task,
-        "the paper's best row beats a bag of words (the paper shows no such baseline).",
-        f"{best:.4f}",
-        constants=("tables",),
-    )
-    def test(evidence: Evidence, constants: str) -> Finding | None:
-        bags = select(evidence["text"], task=task, method=_BAGS)
+    def test(records: Sequence[Record], constants: str) -> Finding | None:
+        bags = select(records, task=task, method=_BAGS)
         if not bags:
             return None
+        rows = ("softmax", *_Q_EQUALS_K)
+        best = max(paper_value(task, name, "accuracy") for name in rows)
         top = max(bags, key=lambda record: record.metrics["accuracy"])
         gap = best - top.metrics["accuracy"]
         ours = f"{top.job['method']} {top.metrics['accuracy']:.4f} on {top.split}"
         return Finding(ours, Difference(gap, float("nan"), 1), verdict(gap > 0))
 
-
-for _task in TASKS:
-    _beats_bags(_task)
+    return test
 
 
-@claim(
-    source="alignment for attention kernel",
-    text="Alignment attracts particles to features that explain the labels.",
-    needs="text",
-)
-def _objective_sees_labels(evidence: Evidence, constants: str) -> Finding | None:
-    rows = select(evidence["text"], method="label-blindness", constants=constants)
-    found = [record.metrics["cosine"] for record in rows]
-    if not found:
+def _objective_sees_labels(records: Sequence[Record], constants: str) -> Finding | None:
+    rows = select(records, method="label-blindness", constants=constants)
+    if not rows:
         return None
-    cosine = float(np.mean(found))
+    cosine = mean_of(rows, "cosine")
     note = "Cosine of the gradients with true and with shuffled labels; "
     note += "1 is label-blind."
     return Finding(f"{cosine:.3f}", None, verdict(cosine < 0.5), note)
+
+
+_SOFTMAXFEAT = "kernel-softmaxfeat"
+
+TESTS: dict[str, Test] = {
+    **{f"kernel-helps-{task}": _mean_gain(task) for task in TASKS},
+    "best-accuracy-sst2": _best_of("sst2", "kernel-porf-softplus", "accuracy"),
+    "best-mcc-sst2": _best_of("sst2", "kernel-porf-softplus", "mcc"),
+    "best-ece-sst2": _best_of("sst2", "kernel-favor", "ece"),
+    "best-brier-sst2": _best_of("sst2", "kernel-cos2", "brier"),
+    "best-accuracy-qqp": _best_of("qqp", _SOFTMAXFEAT, "accuracy", _Q_EQUALS_K),
+    **{
+        f"best-{metric}-rotten-tomatoes".replace("_", "-"): _best_of(
+            "rotten_tomatoes", _SOFTMAXFEAT, metric
+        )
+        for metric in ("accuracy", "mcc", "log_loss", "brier")
+    },
+    **{
+        f"{row}-{metric}-{task}".replace("_", "-"): _gain_of(task, row, metric)
+        for task, row, metric in (
+            ("sst2", "kernel-elu", "accuracy"),
+            ("sst2", "kernel-elu", "log_loss"),
+            ("sst2", _SOFTMAXFEAT, "accuracy"),
+            ("qqp", _SOFTMAXFEAT, "log_loss"),
+            ("qqp", _SOFTMAXFEAT, "brier"),
+            ("rotten_tomatoes", _SOFTMAXFEAT, "accuracy"),
+        )
+    },
+    "doubles-training-time": _doubles_training_time,
+    **{f"above-bag-of-words-{task}": _beats_bags(task) for task in TASKS},
+    "objective-sees-labels": _objective_sees_labels,
+}

@@ -1,8 +1,10 @@
 """One module for each part of the page: records in, a section out."""
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coulomb.report import asset
 from coulomb.report.chart import Chart
 from coulomb.report.tables import Table
 
@@ -36,3 +38,14 @@ class Section:
         tables = tuple(table for table in self.tables if table.rows)
         object.__setattr__(self, "groups", groups)
         object.__setattr__(self, "tables", tables)
+
+
+SECTIONS: dict[str, dict[str, str]] = tomllib.loads(asset("sections.toml"))
+"""Title, link and introduction of the known sections, in the order of the page."""
+
+
+def named_section(
+    key: str, groups: Sequence[Group], tables: Sequence[Table]
+) -> Section:
+    """Make a section whose words are in `SECTIONS`."""
+    return Section(key, groups=groups, tables=tables, **SECTIONS[key])

@@ -2,14 +2,15 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from coulomb._support.errors import CoulombError
 from coulomb.experiments.claims import Finding, Result, Verdict, judge_claims, words
 from coulomb.experiments.paper import check_paper
 from coulomb.experiments.records import Record
-from coulomb.report.rows import clean, gather
+from coulomb.experiments.summary import gather
+from coulomb.report.rows import clean
 from coulomb.report.tables import Column, Header, Table, tabulate
 
 _WITH = {
@@ -20,23 +21,11 @@ _WITH = {
 _BROKEN = (CoulombError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
-class FindingView(NamedTuple):
-    """A verdict and what it rests on."""
-
-    label: str
-    verdict: str
-    tone: str
-    ours: str
-    note: str
-
-
 def view_claims(
     records: Mapping[str, Sequence[Record]], problems: list[str]
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
     """Hold the claims against the records; what the page's template shows of them."""
     results = _judge(records, problems)
-    if not results:
-        return None
     found = [finding for result in results for finding in result.findings]
     parts = gather(found, lambda finding: finding.constants)
     return {
@@ -48,12 +37,30 @@ def view_claims(
     }
 
 
+def _judge(
+    records: Mapping[str, Sequence[Record]], problems: list[str]
+) -> list[Result]:
+    """Judge with the records of every experiment that can be judged."""
+    sound = {}
+    for name, part in records.items():
+        try:
+            judge_claims({name: part})
+        except _BROKEN as error:
+            problems.append(
+                f"{clean(name)}: its claims could not be judged, because a record "
+                f"lacks something they need ({clean(repr(error), 120)})."
+            )
+        else:
+            sound[name] = part
+    return judge_claims(sound)
+
+
 def _bar(label: str, findings: Sequence[Finding]) -> dict[str, Any]:
     """Count the verdicts with one set of constants, and say it in words."""
     plural = {Verdict.HOLDS: "hold", Verdict.FAILS: "do not hold"}
     counts = Counter(finding.verdict for finding in findings)
     parts = [
-        (_tone(each), n, each.value if n == 1 else plural.get(each, each.value))
+        (each, n, each.value if n == 1 else plural.get(each, each.value))
         for each in Verdict
         for n in [counts[each]]
     ]
@@ -63,58 +70,16 @@ def _bar(label: str, findings: Sequence[Finding]) -> dict[str, Any]:
     return {"label": label, "counts": parts, "alt": alt, "finding": sentence}
 
 
-def _tone(verdict: Verdict) -> str:
-    """Name the verdict as the style sheet does."""
-    return verdict.name.lower()
-
-
-def _judge(
-    records: Mapping[str, Sequence[Record]], problems: list[str]
-) -> list[Result]:
-    """Judge with all records, or else with each experiment that can be judged alone."""
-    with suppress(*_BROKEN):
-        return judge_claims(records)
-    alone: dict[str, list[Result]] = {}
-    for name in records:
-        try:
-            alone[name] = judge_claims({name: records[name]})
-        except _BROKEN as error:
-            problems.append(
-                f"{clean(name)}: its claims could not be judged, because a record "
-                f"lacks something they need ({clean(repr(error), 120)})."
-            )
-    nothing = judge_claims({})
-    return [
-        alone.get(result.claim.needs, nothing)[i] for i, result in enumerate(nothing)
-    ]
-
-
 def _view(result: Result) -> dict[str, Any]:
-    claim = result.claim
-    findings = [
-        FindingView(
-            _WITH.get(finding.constants, finding.constants),
-            finding.verdict.value,
-            _tone(finding.verdict),
-            clean(_ours(finding), 300),
-            clean(finding.note, 400),
-        )
-        for finding in result.findings
-    ]
-    tones = sorted({finding.tone for finding in findings})
-    if len(findings) > 1 and len({finding[1:] for finding in findings}) == 1:
-        findings = [findings[0]._replace(label="With either constants")]
-    return {
-        "sentence": clean(claim.text, 600),
-        "source": clean(claim.source, 120),
-        "paper": clean(claim.paper, 200),
-        "findings": findings,
-        "tones": " ".join(tones),  # for the filter of the page
-        "tested": tones != ["untested"],
-    }
+    """Name the findings by their constants, or once if they are all the same."""
+    findings = {_WITH.get(f.constants, f.constants): f for f in result.findings}
+    if len(findings) > len({replace(f, constants="") for f in result.findings}) == 1:
+        findings = {"With either constants": result.findings[0]}
+    tones = sorted({finding.verdict.name.lower() for finding in result.findings})
+    return {"claim": result.claim, "findings": findings, "tones": " ".join(tones)}
 
 
-def _ours(finding: Finding) -> str:
+def told(finding: Finding) -> str:
     """Our number, and the difference the verdict rests on unless it says so itself."""
     if finding.difference is None:
         return finding.ours
@@ -125,19 +90,15 @@ def _ours(finding: Finding) -> str:
 
 
 def _table(results: Sequence[Result]) -> Table:
-    rows = []
-    for result in results:
-        claim = result.claim
-        for finding in result.findings:
-            gap = finding.difference
-            rows.append(
-                (
-                    *(claim.text, claim.source, finding.constants, claim.paper),
-                    finding.ours,
-                    *((gap.mean, gap.standard_error, gap.n) if gap else (None,) * 3),
-                    *(finding.verdict.value, finding.note),
-                )
-            )
+    rows = [
+        (
+            *(claim.text, claim.source, finding.constants, claim.paper, finding.ours),
+            *(finding.difference or (None,) * 3),
+            *(finding.verdict.value, finding.note),
+        )
+        for claim, findings in results
+        for finding in findings
+    ]
     columns: list[Header] = ["claim", "source", "constants", "paper", "ours"]
     columns += map(Column, ("difference", "standard error", "trials"))
     columns += ["verdict", "note"]

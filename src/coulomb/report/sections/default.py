@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 
 from coulomb.experiments.records import Record
+from coulomb.experiments.summary import gather, values_of
 from coulomb.report.rows import (
-    as_number,
     averaged,
     by_row,
     clean,
     estimate,
-    gather,
-    metric,
     slug,
     varying,
 )
@@ -37,17 +35,11 @@ def metric_tables(name: str, records: Sequence[Record]) -> list[Table]:
     methods = gather(records, lambda record: repr(record.job.get("method")))
     free = {key for part in methods.values() for key in varying(part, keys)}
     constant = set(keys) - free
-    shown = sorted(
-        {
-            key
-            for record in records
-            for key, value in record.metrics.items()
-            if as_number(value) is not None
-        }
-    )
+    named = {key for record in records for key in record.metrics}
+    shown = sorted(key for key in named if values_of(records, key))
 
     def mean(key: str, part: Sequence[Record]) -> Cell:
-        return averaged(estimate(map(metric(key), part)), error=".2g")
+        return averaged(estimate(part, key), error=".2g")
 
     rows = [
         (

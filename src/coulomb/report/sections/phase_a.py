@@ -5,14 +5,12 @@ from collections.abc import Sequence
 from coulomb._support.stats import Difference
 from coulomb.experiments.phase_a import compare_arms
 from coulomb.experiments.records import Record
-from coulomb.experiments.summary import METHOD_TITLES
+from coulomb.experiments.summary import METHOD_TITLES, gather, values_of
 from coulomb.report.chart import Axis, Chart, Ink
-from coulomb.report.rows import averaged, clean, dots, estimate, gather, metric, slug
-from coulomb.report.sections import Group, Section
+from coulomb.report.rows import averaged, clean, dots, estimate, slug
+from coulomb.report.sections import Group, Section, named_section
 from coulomb.report.tables import Column, Header, Table, mark_best, number, tabulate
 
-_SCORE = metric("score")
-_VALIDATION = metric("validation_score")
 _ORDER = (
     *("learned", "neighbours", "by-hand", "placed", "strewn"),
     *("vanilla", "averaging", "softmax"),
@@ -25,27 +23,14 @@ def phase_a_section(records: Sequence[Record]) -> Section:
     tasks = gather(records, lambda record: record.job["task"])
     charts = [_chart(task, part) for task, part in tasks.items()]
     tables = [_differences(records), *(_scores(t, part) for t, part in tasks.items())]
-    return Section(
-        "phase-a",
-        "Does Phase A learn?",
-        "Phase A",
-        "Learned particles beside the same norms without alignment, noise alone, "
-        "particles as they were drawn, plain averaging and softmax attention. For "
-        "tags, windows that no label chose: windows (around the token), "
-        "random-windows (at random shifts) and by-hand (before and after it); for "
-        "pairs, windows are particles blind to the part whose norms no label "
-        "chose. The score is the accuracy, or the F1 of entities, on rows that "
-        "chose nothing.",
-        [Group("", charts, shared=False)],
-        tables,
-    )
+    return named_section("phase-a", [Group("", charts, shared=False)], tables)
 
 
 def _is_sound(record: Record) -> bool:
     named = all(isinstance(record.job.get(key), str) for key in ("task", "method"))
     budget = record.job.get("n_components", "")
     counted = budget is None or (type(budget) is int and budget > 0)
-    return named and counted and _SCORE(record) is not None
+    return named and counted and bool(values_of([record], "score"))
 
 
 def _arms(records: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
@@ -67,7 +52,7 @@ def _arms(records: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
 
 def _chart(task: str, records: Sequence[Record]) -> Chart:
     arms = {
-        f"{name}, M = {budget}" if budget != "–" else name: estimate(map(_SCORE, part))
+        f"{name}, M = {budget}" if budget != "–" else name: estimate(part, "score")
         for (name, budget), part in _arms(records).items()
     }
     points = [point for point in arms.values() if point is not None]
@@ -90,8 +75,8 @@ def _scores(task: str, records: Sequence[Record]) -> Table:
         (
             name,
             budget,
-            averaged(estimate(map(_SCORE, part)), digits=4),
-            averaged(estimate(map(_VALIDATION, part)), digits=4),
+            averaged(estimate(part, "score"), digits=4),
+            averaged(estimate(part, "validation_score"), digits=4),
             len(part),
         )
         for (name, budget), part in _arms(records).items()

@@ -4,49 +4,42 @@ import math
 from collections.abc import Mapping, Sequence
 
 from coulomb._support.stats import fit_power_law
-from coulomb.experiments.paper import paper_table, published_power_laws
+from coulomb.experiments.paper import published_power_laws, published_seconds
 from coulomb.experiments.records import Record
+from coulomb.experiments.summary import as_number, gather
 from coulomb.report.chart import Axis, Chart, Curve
 from coulomb.report.rows import (
     COMMON,
-    EXPECTED,
     Estimate,
     Row,
-    Value,
-    as_number,
     budgets_of,
     by_constants,
     by_row,
     clean,
     difference_table,
     estimates,
-    gather,
-    metric,
     place_of,
     row_inks,
     score_table,
-    seconds,
     slug,
     sweep,
     varying,
     whose,
     whose_short,
 )
-from coulomb.report.sections import Group, Section
+from coulomb.report.sections import Group, Section, named_section
 from coulomb.report.sections.text import show_heads
 from coulomb.report.tables import Cell, Column, Header, Table, number, tabulate
 
 _PAPER_DESIGN = 42
 _SIGMA = ("noise", Axis("noise on the logit, standard deviation σ", log=True))
-_ACCURACY = Axis("expected accuracy")
 _SECONDS = Axis("wall-clock seconds", log=True)
 _SIZE = ("n_samples", Axis("number of samples n", log=True))
 _DRAWN = "on the drawn labels"
-_SCORES: tuple[tuple[str, str, Axis, Value, bool], ...] = (
-    ("expected", "Expected accuracy", _ACCURACY, EXPECTED, True),
-    ("accuracy", f"Accuracy {_DRAWN}", Axis("accuracy"), metric("accuracy"), True),
-    ("f1", f"F1 score {_DRAWN}", Axis("F1 score"), metric("f1"), False),
-    ("seconds", "Runtime", _SECONDS, seconds("total"), False),
+_SCORES = (
+    ("accuracy", f"Accuracy {_DRAWN}", "accuracy", Axis("accuracy")),
+    ("f1", f"F1 score {_DRAWN}", "f1", Axis("F1 score")),
+    ("seconds", "Runtime", "seconds.total", _SECONDS),
 )
 
 
@@ -55,11 +48,11 @@ def noise_section(records: Sequence[Record]) -> Section:
     groups, tables = [], []
     for title, key, part in _variants(records):
         for constants, chosen in by_constants(part).items():
-            rows = by_row(chosen, COMMON)
             start = f"noise-{slug(constants)}{key}"
-            charts = [
-                sweep(f"{start}-{short}", head, _SIGMA, y, rows, value, bayes=bayes)
-                for short, head, y, value, bayes in _SCORES
+            charts = [sweep(f"{start}-expected", "Expected accuracy", _SIGMA, chosen)]
+            charts += [
+                sweep(f"{start}-{short}", head, _SIGMA, chosen, metric, y)
+                for short, head, metric, y in _SCORES
             ]
             groups.append(Group(_join(whose(constants), title), charts))
         tables += [
@@ -76,18 +69,7 @@ def noise_section(records: Sequence[Record]) -> Section:
                 by_noise=True,
             ),
         ]
-    return Section(
-        "noise",
-        "Accuracy against noise",
-        "Noise",
-        "The paper’s nonlinear synthetic problem. The expected accuracy replaces "
-        "each drawn test label by its known probability, so it is free of the "
-        "labels’ own noise; no method can be above the Bayes line. Every learned "
-        "row carries two controls: the same norms without the labels’ placement, "
-        "and the same dynamics without the labels’ force.",
-        groups,
-        tables,
-    )
+    return named_section("noise", groups, tables)
 
 
 def strength_section(records: Sequence[Record]) -> Section:
@@ -98,9 +80,9 @@ def strength_section(records: Sequence[Record]) -> Section:
         charts = []
         for name, other in (("log", "riesz"), ("riesz", "log")):
             part = [record for record in chosen if _repulsion(record) != other]
-            rows = by_row(part, COMMON | {"exponent"})
             key, title = f"strength-{slug(constants)}-{name}", f"{name} repulsion"
-            charts.append(_accuracy(key, title.capitalize(), _SIGMA, rows))
+            common = COMMON | {"exponent"}
+            charts.append(sweep(key, title.capitalize(), _SIGMA, part, common=common))
         groups.append(Group(whose(constants), charts))
     tables = [
         score_table(
@@ -117,15 +99,7 @@ def strength_section(records: Sequence[Record]) -> Section:
             by_noise=False,
         ),
     ]
-    return Section(
-        "strength",
-        "The strength of the repulsion",
-        "Strength",
-        "λ from 0 to 1.5 for the logarithmic and the Riesz repulsion, against "
-        "random Fourier features. The paper finds moderate strengths best.",
-        groups,
-        tables,
-    )
+    return named_section("strength", groups, tables)
 
 
 def budget_section(records: Sequence[Record]) -> Section:
@@ -140,11 +114,9 @@ def budget_section(records: Sequence[Record]) -> Section:
     charts: dict[str, list[Chart]] = {name: [] for name in by_constants(records)}
     for i, sigma in enumerate(noises):
         for constants, chosen in by_constants(levels[sigma]).items():
-            key, title = f"budget-{slug(constants)}-{i}", f"σ = {sigma:g}"
-            rows = by_row(chosen, COMMON)
-            charts[constants].append(
-                _accuracy(key, f"Expected accuracy, {title}", along, rows)
-            )
+            key = f"budget-{slug(constants)}-{i}"
+            title = f"Expected accuracy, σ = {sigma:g}"
+            charts[constants].append(sweep(key, title, along, chosen))
         tables.insert(
             i,
             score_table(
@@ -155,20 +127,7 @@ def budget_section(records: Sequence[Record]) -> Section:
             ),
         )
     groups = [Group(whose(name), each) for name, each in charts.items()] + groups
-    return Section(
-        "budget",
-        "How many features are needed",
-        "Budget",
-        "Accuracy against D for fixed, importance-sampled and learned features.",
-        groups,
-        tables,
-    )
-
-
-def _accuracy(
-    key: str, title: str, x: tuple[str, Axis], rows: Mapping[Row, Sequence[Record]]
-) -> Chart:
-    return sweep(key, title, x, _ACCURACY, rows, EXPECTED, bayes=True)
+    return named_section("budget", groups, tables)
 
 
 def _variants(records: Sequence[Record]) -> list[tuple[str, str, list[Record]]]:
@@ -202,36 +161,19 @@ def _join(*words: str) -> str:
 def runtime_section(records: Sequence[Record]) -> Section:
     """Show seconds against the number of samples, ours beside the published ones."""
     plain = [record for record in records if not record.job.get("control")]
-    rows = by_row(plain, COMMON)
-    total = seconds("total")
-    ours = sweep("runtime-ours", "Measured here", _SIZE, _SECONDS, rows, total)
+    total = "seconds.total"
+    ours = sweep("runtime-ours", "Measured here", _SIZE, plain, total, _SECONDS)
     found = {
         row: points
-        for row, part in rows.items()
+        for row, part in by_row(plain, COMMON).items()
         if (points := estimates(part, "n_samples", total))
     }
-    return Section(
-        "runtime",
-        "Runtime",
-        "Runtime",
-        "Seconds from raw columns to predictions, as the number of samples grows. "
-        "The published seconds are from another machine: compare slopes, not "
-        "heights. Fits are t = c nᵞ, by least squares on logarithmic axes.",
-        (Group("", (ours, _published(found))),),
-        (_table(found), _fits(found)),
-    )
-
-
-def _published_seconds() -> dict[str, dict[float, float]]:
-    lines = gather(paper_table("runtime"), lambda line: line["method"])
-    return {
-        method: {line["n_samples"]: line["seconds"] for line in part}
-        for method, part in lines.items()
-    }
+    groups = [Group("", (ours, _published(found)))]
+    return named_section("runtime", groups, (_table(found), _fits(found)))
 
 
 def _published(found: Mapping[Row, Mapping[float, Estimate]]) -> Chart:
-    published = _published_seconds()
+    published = published_seconds()
     layers = []
     for row, ink in row_inks(found).items():
         points = published.get(row.method)
@@ -250,7 +192,7 @@ def _published(found: Mapping[Row, Mapping[float, Estimate]]) -> Chart:
 
 
 def _table(found: Mapping[Row, Mapping[float, Estimate]]) -> Table:
-    published = _published_seconds()
+    published = published_seconds()
     sizes = sorted({n for points in found.values() for n in points})
     body: list[tuple[Cell | str, ...]] = []
     for row, points in found.items():

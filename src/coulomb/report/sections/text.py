@@ -7,11 +7,10 @@ from typing import Any
 
 from coulomb.experiments.paper import MAPS, TASKS, paper_table
 from coulomb.experiments.records import Record
-from coulomb.experiments.summary import paired
+from coulomb.experiments.summary import gather, paired
 from coulomb.report.chart import Axis, Chart, Dots, Ink
 from coulomb.report.rows import (
     Row,
-    Value,
     averaged,
     budgets_of,
     by_constants,
@@ -19,16 +18,13 @@ from coulomb.report.rows import (
     clean,
     dots,
     estimate,
-    gather,
-    metric,
     score_table,
-    seconds,
     slug,
     sweep,
     whose,
     whose_short,
 )
-from coulomb.report.sections import Group, Section
+from coulomb.report.sections import Group, Section, named_section
 from coulomb.report.tables import (
     Cell,
     Column,
@@ -39,7 +35,6 @@ from coulomb.report.tables import (
     tabulate,
 )
 
-_ACCURACY = metric("accuracy")
 _SHARED = ("task", "changes")
 _BLIND = "label-blindness"
 _NAMES = {
@@ -55,16 +50,16 @@ _SERIES = {
 }
 _QUOTED = Ink(7, 0, 4)
 # Metric, heading, whether more is better, and the column of the published table.
-_COLUMNS: tuple[tuple[Value, str, int, str], ...] = (
-    (_ACCURACY, "accuracy", 1, "accuracy"),
-    (metric("f1_macro"), "F1 macro", 1, "f1_macro"),
-    (metric("roc_auc"), "ROC-AUC", 1, "roc_auc"),
-    (metric("mcc"), "MCC", 1, "mcc"),
-    (metric("log_loss"), "log loss", -1, "log_loss"),
-    (metric("brier"), "Brier", -1, "brier"),
-    (metric("ece"), "ECE", -1, ""),
-    (metric("ece_paper"), "ECE, the paper’s way", 0, "ece"),
-    (seconds("total"), "seconds", -1, "train_seconds"),
+_COLUMNS: tuple[tuple[str, str, int, str], ...] = (
+    ("accuracy", "accuracy", 1, "accuracy"),
+    ("f1_macro", "F1 macro", 1, "f1_macro"),
+    ("roc_auc", "ROC-AUC", 1, "roc_auc"),
+    ("mcc", "MCC", 1, "mcc"),
+    ("log_loss", "log loss", -1, "log_loss"),
+    ("brier", "Brier", -1, "brier"),
+    ("ece", "ECE", -1, ""),
+    ("ece_paper", "ECE, the paper’s way", 0, "ece"),
+    ("seconds.total", "seconds", -1, "train_seconds"),
 )
 
 
@@ -85,16 +80,7 @@ def text_section(records: Sequence[Record]) -> Section:
             title = f"{name} ({splits} split), {whose(constants).lower()}"
             groups.append(Group(title, charts, shared=False))
         tables.append(_table(slug(task), f"{name}, {splits} split", rows, published))
-    return Section(
-        "text",
-        "Text classification",
-        "Text",
-        "Each Kernel row is a Vanilla row whose particles Phase A has moved. Its "
-        "controls move them just as far without the labels: to the same norms, or "
-        "by noise alone. Bags of words say what there is to beat.",
-        groups,
-        tables,
-    )
+    return named_section("text", groups, tables)
 
 
 def show_heads(records: Sequence[Record]) -> tuple[list[Group], list[Table]]:
@@ -109,9 +95,10 @@ def show_heads(records: Sequence[Record]) -> tuple[list[Group], list[Table]]:
                 f"heads-{slug(task)}-{slug(constants)}",
                 f"Accuracy, {whose(constants).lower()}",
                 ("n_components", axis),
+                chosen,
+                "accuracy",
                 Axis("accuracy"),
-                by_row(chosen, common),
-                _ACCURACY,
+                common=common,
             )
             for constants, chosen in by_constants(part).items()
         ]
@@ -123,7 +110,7 @@ def show_heads(records: Sequence[Record]) -> tuple[list[Group], list[Table]]:
                 f"Accuracy by number of particles M per head, {name}",
                 part,
                 ("n_components", "M"),
-                _ACCURACY,
+                "accuracy",
                 common=common,
             )
         )
@@ -141,7 +128,7 @@ def _accuracies(
             names.index(row.method) + offset: point
             for row, part in rows.items()
             if row.control == control
-            and (point := estimate(map(_ACCURACY, part))) is not None
+            and (point := estimate(part, "accuracy")) is not None
         }
         layers.append(dots(series, points, ink))
     theirs = {
@@ -165,7 +152,7 @@ def _gains(
 ) -> Chart:
     """Kernel minus Vanilla and minus its controls, paired by seed."""
     parts = gather(
-        (record for record in records if _ACCURACY(record) is not None),
+        records,
         lambda r: (clean(r.job.get("method")), clean(r.job.get("control") or "")),
     )
     maps = [name for name in MAPS if (f"kernel-{name}", "") in parts]
@@ -217,8 +204,8 @@ def _table(
             quoted = {}
         name = f"{row.method}, {row.control} control" if row.control else row.method
         cells: list[Cell | str | float] = [name, whose_short(row.constants)]
-        for value, _, _, theirs in _COLUMNS:
-            cells.append(averaged(estimate(map(value, part))))
+        for metric, _, _, theirs in _COLUMNS:
+            cells.append(averaged(estimate(part, metric)))
             if theirs and published:
                 shown = number(quoted.get(theirs, math.nan))
                 cells.append(replace(shown, tone="paper"))

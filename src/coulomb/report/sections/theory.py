@@ -19,9 +19,11 @@ from coulomb.report.chart import (
     numbers,
 )
 from coulomb.report.rows import clean
-from coulomb.report.sections import Group, Section
+from coulomb.report.sections import Group, Section, named_section
 from coulomb.report.sections.default import metric_tables
 
+# The part of the numbers that tells which verb wrote them.
+PARTS = {"meanfield": "flow", "deviations": "deviations"}
 _PARTICLES, _DENSITY, _REST = Ink(1), Ink(2), Ink(0, 1)
 _BINS = 40
 _SHOWN_TIMES = 5
@@ -208,27 +210,6 @@ def _measured(
     return Curve(name, x, numbers(middle), *band, notes, ink, line=False)
 
 
-_PARTS = (
-    (
-        "meanfield",
-        "flow",
-        "From particles to density",
-        "Mean field",
-        "As N grows the particles follow the McKean-Vlasov equation. Its free energy "
-        "falls at every step, and the gap between particles and density closes as a "
-        "power of N.",
-    ),
-    (
-        "deviations",
-        "deviations",
-        "Large deviations",
-        "Deviations",
-        "Under the Gibbs law a deviation of the learned kernel becomes exponentially "
-        "rare. Measured probabilities against the rate that the theory predicts.",
-    ),
-)
-
-
 def theory_sections(
     theory: Mapping[str, Mapping[str, Any]],
     records: Mapping[str, Sequence[Record]],
@@ -236,7 +217,7 @@ def theory_sections(
 ) -> list[Section]:
     """Chart the numbers of the theory's verbs, and tabulate their records."""
     sections = []
-    for key, part, title, link, intro in _PARTS:
+    for key, part in PARTS.items():
         groups = []
         for i, (name, data) in enumerate(theory.items()):
             if part not in data:
@@ -250,5 +231,5 @@ def theory_sections(
             groups.append(Group(words, charts, shared=False))
         tables = metric_tables(key, records.get(key, []))
         if groups or tables:
-            sections.append(Section(key, title, link, intro, groups, tables))
+            sections.append(named_section(key, groups, tables))
     return sections
