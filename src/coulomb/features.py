@@ -9,7 +9,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -424,7 +423,7 @@ class CustomMap(AbstractFeatureMap):
         return features
 
 
-_build_once = cache(feature_maps.build)
+_built: dict[str, AbstractFeatureMap] = {}
 
 
 def as_feature_map(
@@ -453,7 +452,9 @@ def as_feature_map(
     if isinstance(feature_map, AbstractFeatureMap):
         return feature_map
     if isinstance(feature_map, str):
-        return _build_once(feature_map)
+        if feature_map not in _built:
+            _built[feature_map] = feature_maps.build(feature_map)
+        return _built[feature_map]
     if callable(feature_map):
         return CustomMap(feature_map)
     raise ParameterTypeError(
