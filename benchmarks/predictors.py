@@ -60,7 +60,8 @@ def load(name: str) -> tuple[pd.DataFrame, np.ndarray, bool]:
     )
     for column in frame:
         if frame[column].dtype.kind not in "biuf":
-            frame[column] = frame[column].astype("string").astype("category")
+            words = [None if pd.isna(value) else str(value) for value in frame[column]]
+            frame[column] = pd.Categorical(words)
             if frame[column].nunique() > MOST_LEVELS:  # an identifier
                 frame = frame.drop(columns=column)
     return frame, y.astype(str) if table.classes else y.astype(float), table.classes
