@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from coulomb.domains import Ball, Box, Space, Sphere
     from coulomb.energy import Hamiltonian
     from coulomb.estimators import (
+        CoulombClassifier,
+        CoulombRegressor,
         CoulombSampler,
         ImportanceSampler,
         MultipleKernelClassifier,
@@ -36,6 +38,8 @@ _HOMES = {
     "Ball": "coulomb.domains",
     "Box": "coulomb.domains",
     "Coulomb": "coulomb.interactions",
+    "CoulombClassifier": "coulomb.estimators",
+    "CoulombRegressor": "coulomb.estimators",
     "CoulombSampler": "coulomb.estimators",
     "Hamiltonian": "coulomb.energy",
     "ImportanceSampler": "coulomb.estimators",
@@ -52,6 +56,8 @@ __all__ = [
     "Ball",
     "Box",
     "Coulomb",
+    "CoulombClassifier",
+    "CoulombRegressor",
     "CoulombSampler",
     "Hamiltonian",
     "ImportanceSampler",

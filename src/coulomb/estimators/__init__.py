@@ -6,8 +6,11 @@ from coulomb.estimators.baselines import (
     OrthogonalSampler,
 )
 from coulomb.estimators.coulomb import CoulombSampler
+from coulomb.estimators.predictors import CoulombClassifier, CoulombRegressor
 
 __all__ = [
+    "CoulombClassifier",
+    "CoulombRegressor",
     "CoulombSampler",
     "ImportanceSampler",
     "MultipleKernelClassifier",

@@ -46,8 +46,72 @@ _KINDS += [type(feature_maps.build(name)) for name in feature_maps]
 _CLASSES = {kind.__name__: kind for kind in _KINDS}
 
 
+class SavedEstimator:
+    """Saving without pickle: settings and learned attributes, arrays beside JSON."""
+
+    # Learned attributes that do not end in an underscore.
+    _also_saved: ClassVar[tuple[str, ...]] = ()
+
+    def save(self, path: str | Path) -> None:
+        """Write settings and all that was learned to one safetensors file.
+
+        The file is written whole or not at all. Training data are not kept, so
+        `partial_fit` begins anew after `load`.
+
+        Parameters
+        ----------
+        path
+            The file to make or replace.
+        """
+        check_is_fitted(self)
+        arrays: dict[str, np.ndarray] = {}
+        facts = _describe(self, arrays, "")
+        write_archive(path, arrays, {"format": _FORMAT, **facts})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` wrote. Nothing in the file is run.
+
+        Parameters
+        ----------
+        path
+            The file.
+
+        Returns
+        -------
+        Self
+            The fitted estimator.
+        """
+        arrays, facts = read_archive(
+            path, complaint="is not a saved estimator", form=_FORMAT, framework="np"
+        )
+        if facts.get("class") != cls.__name__:
+            raise FileFormatError(
+                f"{path} holds a {facts.get('class')!r}, not a {cls.__name__!r}; load "
+                "it with that class."
+            )
+        try:
+            estimator = _rebuild(cls, facts, arrays)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise FileFormatError(f"{path} is damaged: {error}.") from error
+        return estimator
+
+    def _check_restored(self) -> None:
+        """Refuse learned attributes that do not fit together."""
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Leave the estimator as it was if fitting fails."""
+        before = dict(self.__dict__)
+        try:
+            yield
+        except BaseException:
+            self.__dict__ = before
+            raise
+
+
 class AbstractFourierSampler(
-    ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
+    SavedEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 ):
     """Random Fourier features `sqrt(2 w_k) cos(omega_k . z + b_k)` of scaled inputs.
 
@@ -74,6 +138,7 @@ class AbstractFourierSampler(
     standardize: bool
     _supervised: ClassVar[bool] = True
     _gammas: ClassVar[tuple[str, ...]] = ("scale",)
+    _also_saved: ClassVar[tuple[str, ...]] = ("_varying",)
 
     def transform(self, X: Any) -> np.ndarray:
         """Map rows to features.
@@ -119,62 +184,6 @@ class AbstractFourierSampler(
         right = left if Z is None else self._features(Z)
         return left @ right.T
 
-    def save(self, path: str | Path) -> None:
-        """Write settings and features to one safetensors file, whole or not at all.
-
-        Training data are not kept, so `partial_fit` begins anew after `load`.
-
-        Parameters
-        ----------
-        path
-            The file to make or replace.
-        """
-        check_is_fitted(self)
-        arrays: dict[str, np.ndarray] = {}
-        learned: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            if name == "_varying" or (name.endswith("_") and not name.startswith("_")):
-                _store(name, value, arrays, learned)
-        settings = self.get_params(deep=False).items()
-        facts = {
-            "format": _FORMAT,
-            "class": type(self).__name__,
-            "settings": {name: _encode(name, value) for name, value in settings},
-            "learned": learned,
-        }
-        write_archive(path, arrays, facts)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote. Nothing in the file is run.
-
-        Parameters
-        ----------
-        path
-            The file.
-
-        Returns
-        -------
-        AbstractFourierSampler
-            Ready to transform.
-        """
-        arrays, facts = read_archive(
-            path, complaint="is not a saved estimator", form=_FORMAT, framework="np"
-        )
-        if facts.get("class") != cls.__name__:
-            raise FileFormatError(
-                f"{path} holds a {facts.get('class')!r}, not a {cls.__name__!r}; load "
-                "it with that class."
-            )
-        try:
-            settings = facts["settings"].items()
-            estimator = cls(**{name: _decode(value) for name, value in settings})
-            _restore(estimator, facts["learned"], arrays)
-            _check_shapes(arrays)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise FileFormatError(f"{path} is damaged: {error}.") from error
-        return estimator
-
     @property
     def _n_features_out(self) -> int:
         return int(self.random_offset_.shape[0])
@@ -213,15 +222,19 @@ class AbstractFourierSampler(
         )
         return X, y, weight
 
-    @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """Leave the estimator as it was if fitting fails."""
-        before = dict(self.__dict__)
-        try:
-            yield
-        except BaseException:
-            self.__dict__ = before
-            raise
+    def _check_restored(self) -> None:
+        weights, offset = self.random_weights_, self.random_offset_
+        rows = weights.shape[:1]
+        expected = {"feature_scale_": offset.shape, "mean_": rows, "scale_": rows}
+        if weights.ndim != 2 or weights.shape[1:] != offset.shape:
+            raise ValueError(
+                f"random_weights_ has shape {weights.shape} beside {offset.shape[0]} "
+                "phases"
+            )
+        for name, shape in expected.items():
+            found = getattr(self, name).shape
+            if found != shape:
+                raise ValueError(f"{name} has shape {found}, not {shape}")
 
     def _check_new(self, X: Any) -> Any:
         check_is_fitted(self)
@@ -501,48 +514,77 @@ def _moments(
     return mean, spread + empty * mean**2
 
 
-def _store(
-    name: str, value: Any, arrays: dict[str, np.ndarray], learned: dict[str, Any]
-) -> None:
-    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
-        arrays[name] = value
-    elif isinstance(value, np.ndarray):
-        learned[name] = {"names": value.tolist()}
-    elif isinstance(value, dict):
-        for key, column in value.items():
-            arrays[f"{name}.{key}"] = column
-        learned[name] = {"columns": list(value)}
-    else:
-        learned[name] = value
+def _describe(
+    estimator: Any, arrays: dict[str, np.ndarray], prefix: str
+) -> dict[str, Any]:
+    """Give what JSON can hold of an estimator; its arrays go to `arrays`."""
+    learned: dict[str, Any] = {}
+    for name, value in vars(estimator).items():
+        if name not in estimator._also_saved and not _is_learned(name):
+            continue
+        if isinstance(value, SavedEstimator):
+            nested = _describe(value, arrays, f"{prefix}{name}/")
+            learned[name] = {"estimator": nested}
+        elif isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+            arrays[prefix + name] = value
+        elif isinstance(value, np.ndarray):
+            learned[name] = {"names": value.tolist(), "dtype": value.dtype.str}
+        elif isinstance(value, dict):
+            for key, column in value.items():
+                arrays[f"{prefix}{name}.{key}"] = column
+            learned[name] = {"columns": list(value)}
+        else:
+            learned[name] = value
+    return {
+        "class": type(estimator).__name__,
+        "settings": _encode_settings(estimator),
+        "learned": learned,
+    }
 
 
-def _restore(
-    estimator: Any, learned: dict[str, Any], arrays: dict[str, np.ndarray]
-) -> None:
-    for name, value in learned.items():
-        if not (name.endswith("_") and name.isidentifier()) or name.startswith("_"):
+def _rebuild(kind: Any, facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
+    """Make the estimator of which `_describe` spoke."""
+    settings = facts["settings"].items()
+    estimator = kind(**{name: _decode(value) for name, value in settings})
+    for name, value in facts["learned"].items():
+        if not _is_learned(name):
             raise ValueError(f"{name!r} is not a learned attribute")
-        if isinstance(value, dict) and "names" in value:
-            value = np.array(value["names"], dtype=object)
+        if isinstance(value, dict) and "estimator" in value:
+            nested = value["estimator"]
+            inner = _inside(arrays, name)
+            value = _rebuild(_known_sampler(nested["class"]), nested, inner)
+        elif isinstance(value, dict) and "names" in value:
+            text = value.get("dtype", "O").startswith("<U")
+            value = np.array(value["names"], dtype=value["dtype"] if text else object)
         elif isinstance(value, dict) and "columns" in value:
             value = {key: arrays[f"{name}.{key}"] for key in value["columns"]}
         setattr(estimator, name, value)
     for name, array in arrays.items():
-        if "." not in name and (name == "_varying" or name.endswith("_")):
+        if name in estimator._also_saved or _is_learned(name):
             setattr(estimator, name, array)
+    estimator._check_restored()
+    return estimator
 
 
-def _check_shapes(arrays: dict[str, np.ndarray]) -> None:
-    weights, offset = arrays["random_weights_"], arrays["random_offset_"]
-    rows = weights.shape[:1]
-    expected = {"feature_scale_": offset.shape, "mean_": rows, "scale_": rows}
-    if weights.ndim != 2 or weights.shape[1:] != offset.shape:
-        raise ValueError(
-            f"random_weights_ has shape {weights.shape} beside {offset.shape[0]} phases"
-        )
-    for name, shape in expected.items():
-        if arrays[name].shape != shape:
-            raise ValueError(f"{name} has shape {arrays[name].shape}, not {shape}")
+def _is_learned(name: str) -> bool:
+    return name.isidentifier() and name.endswith("_") and not name.startswith("_")
+
+
+def _inside(arrays: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+    start = f"{name}/"
+    return {k.removeprefix(start): a for k, a in arrays.items() if k.startswith(start)}
+
+
+def _known_sampler(name: str) -> Any:
+    for kind in AbstractFourierSampler.__subclasses__():
+        if kind.__name__ == name and kind.__module__.startswith("coulomb."):
+            return kind
+    raise ValueError(f"unknown class {name!r}")
+
+
+def _encode_settings(estimator: Any) -> dict[str, Any]:
+    settings = estimator.get_params(deep=False).items()
+    return {name: _encode(name, value) for name, value in settings}
 
 
 def _encode(name: str, value: Any) -> Any:
@@ -552,8 +594,12 @@ def _encode(name: str, value: Any) -> Any:
     if isinstance(value, kinds) and type(value).__name__ in _CLASSES:
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}  # type: ignore[arg-type]
         return {"class": type(value).__name__, "fields": fields}
-    if isinstance(value, np.generic):
-        value = value.item()
+    if isinstance(value, AbstractFourierSampler):
+        return {"sampler": type(value).__name__, "settings": _encode_settings(value)}
+    if isinstance(value, dict):
+        return {"pairs": [[_encode(name, part) for part in p] for p in value.items()]}
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
     if value is None or isinstance(value, str | int | float | bool | tuple | list):
         return value
     raise ParameterError(
@@ -565,6 +611,12 @@ def _encode(name: str, value: Any) -> Any:
 def _decode(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
+    if "pairs" in value:
+        return dict(value["pairs"])
+    if "sampler" in value:
+        settings = value["settings"].items()
+        options = {name: _decode(part) for name, part in settings}
+        return _known_sampler(value["sampler"])(**options)
     if value.get("class") not in _CLASSES:
         raise ValueError(f"unknown class {value.get('class')!r}")
     return _CLASSES[value["class"]](**value["fields"])
