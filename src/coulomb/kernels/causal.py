@@ -11,8 +11,11 @@ before each span are stored. `linear.py` tells how arrays are laid out.
 """
 
 import math
+from typing import Any
 
 import numpy as np
+from numba import carray, types
+from numba.extending import intrinsic
 
 from coulomb.kernels.gemm import (
     PANEL,
@@ -378,9 +381,21 @@ def attend_back(options, inputs, shape, kept, outputs, grads, first, end):
             )
 
 
-# Decoding. Arrays are C-contiguous float32: queries, keys and values
-# `(batch, heads, dim)`, sums `(batch, heads, dim_v + 1, features)` and shifts
+# Decoding. To make arrays of tensors, and to take them apart again, would take as long
+# as the loop: it gets their addresses. All are contiguous float32: queries, keys and
+# values `(batch, heads, dim)`, sums `(batch, heads, dim_v + 1, features)` and shifts
 # `(batch, heads, features)`. Positions are those of each head, or of one for all.
+
+
+@intrinsic
+def _at(typing, address):
+    """Turn an address into a pointer to float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = context.get_value_type(signature.return_type)
+        return builder.inttoptr(arguments[0], kind)
+
+    return types.CPointer(types.float32)(types.int64), generate
 
 
 @helper(SUMS)
@@ -418,38 +433,46 @@ def _step(old, factors, phi_q, phi_k, value, new):
 
 
 @entry(SUMS)
-def decode(options, positions, token, state, new_state, out, first, end):
+def decode(options, shape, positions, token, state, new_state, out, first, end):
     """Add one token to the states from `first` to `end`; attend to all tokens so far.
 
-    `options` is whether the map is favor and the factor of the particles; `token` holds
-    q, k and v, `state` and `new_state` sums and shifts.
+    `options` is whether the map is favor and the factor of the particles; `shape` is
+    batch, heads, heads with particles of their own, dim, dim_v and features. The others
+    are addresses: `token` holds q, k and v, `state` and `new_state` sums and shifts.
     """
     favor, scale = options[0], _f(options[1])
-    q, k, v = token
-    sums, shift = state
-    new_sums, new_shift = new_state
-    particles, n, dim = positions.shape
-    _, heads, dim_v = v.shape
-    rows = positions.reshape(particles * n, dim)
+    batch, heads, particles, dim, dim_v, n = shape
+    groups = batch * heads
+    rows = carray(_at(positions), (particles * n, dim))
+    q, k = carray(_at(token[0]), (groups, dim)), carray(_at(token[1]), (groups, dim))
+    v, target = (
+        carray(_at(token[2]), (groups, dim_v)),
+        carray(_at(out), (groups, dim_v)),
+    )
+    sums = carray(_at(state[0]), (groups, dim_v + 1, n))
+    new_sums = carray(_at(new_state[0]), (groups, dim_v + 1, n))
+    shift, higher = (
+        carray(_at(state[1]), (groups, n)),
+        carray(_at(new_state[1]), (groups, n)),
+    )
     both, angles = np.empty((2, dim), _f), np.empty((n, 2), _f)
     a_q, a_k, factors = aligned(n), aligned(n), np.ones(n, _f)
     for group in range(first, end):
-        b, h = group // heads, group % heads
-        key = k[b, h]
-        both[0], both[1] = q[b, h], key
-        row_products(rows, h % particles * n, 0, n, both, 0, 0, 2, dim, False, angles)
+        both[0], both[1] = q[group], k[group]
+        own = group % heads % particles * n
+        row_products(rows, own, 0, n, both, 0, 0, 2, dim, False, angles)
         for c in range(n):
             a_q[c], a_k[c] = scale * angles[c, 0], scale * angles[c, 1]
         if favor:
-            _favor(key, a_q, a_k, shift[b, h], new_shift[b, h], factors)
+            _favor(k[group], a_q, a_k, shift[group], higher[group], factors)
         else:
-            new_shift[b, h] = shift[b, h]
+            higher[group] = shift[group]
             _softmax(a_q, _ONE)
             _softmax(a_k, _f(math.sqrt(n)))
-        old, new = sums[b, h], new_sums[b, h]
+        old, new = sums[group], new_sums[group]
         normaliser = _step(old[dim_v], factors, a_q, a_k, _ONE, new[dim_v])
         # Without a key there is nothing to divide by, and the output is zero.
         inverse = _ONE / normaliser if normaliser != _ZERO else _ZERO
         for c in range(dim_v):
-            total = _step(old[c], factors, a_q, a_k, v[b, h, c], new[c])
-            out[b, h, c] = total * inverse
+            total = _step(old[c], factors, a_q, a_k, v[group, c], new[c])
+            target[group, c] = total * inverse

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from coulomb._support.checks import sequence_bounds
-from coulomb.attention.ops import blocked, checks, compiled, traceable
+from coulomb.attention.ops import blocked, checks, compiled, traceable, tuning
 from coulomb.attention.ops.block_maps import Side, Workspace, borrowed, make_map
 from coulomb.attention.ops.blocked import Block, BlockIndex, Gradients, Problem
 from coulomb.attention.ops.checks import FeatureMap, Given, Inputs, check_inputs
-from coulomb.features import Particles
+from coulomb.features import DEFAULT_MAP, Particles
 
 # Features that take up no more than this, all together, are kept for the backward pass
 # instead of being evaluated again.
@@ -227,27 +227,76 @@ def packed_attention(
 def _run(
     inputs: Inputs, form: str, bounds: tuple[tuple[int, int], ...] | None
 ) -> Tensor:
-    (q, k, v), tensors = inputs[:3], inputs.tensors
+    tensors = inputs.tensors
     backward = keep = False
     if torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in tensors
     ):
-        positions = inputs.particles.positions
+        q, k, positions = inputs.q, inputs.k, inputs.particles.positions
         rows = (q.numel() + k.numel()) // max(q.shape[-1], 1)
         size = rows * positions.shape[-2] * positions.element_size()
         backward, keep = True, size <= _KEPT_BYTES
-    n_features = inputs.feature_map.n_features(inputs.particles.n_particles)
-    kind = None
-    if bounds is None and form == "auto":
-        form = cheaper_form(q.shape[2], k.shape[2], n_features, v.shape[3])
-        form = "linear" if inputs.causal else form
-    if compiled.knows(inputs.feature_map, tensors):
-        kind = compiled.kind_of(form, inputs.causal, q, k, bounds)
+    kind, engine = _choice(inputs, form, bounds, backward)
+    if bounds is None:
+        form = "quadratic" if kind == "quadratic" or form == "quadratic" else "linear"
     problem = Problem(inputs.feature_map, inputs.causal, form, bounds, backward, keep)
+    loops = kind if engine == "loops" else None
     if not backward:
-        return _forward(problem, kind, inputs.key_mask, tensors)[0]
+        return _forward(problem, loops, inputs.key_mask, tensors)[0]
     out: Tensor = FusedAttention.apply(  # type: ignore[no-untyped-call]
-        problem, kind, inputs.key_mask, *tensors
+        problem, loops, inputs.key_mask, *tensors
+    )
+    return out
+
+
+def _choice(
+    inputs: Inputs,
+    form: str,
+    bounds: tuple[tuple[int, int], ...] | None,
+    backward: bool,
+) -> tuple[str, str]:
+    # An order of the products and who computes it, of those that are exact here.
+    q, k, v = inputs[:3]
+    n, m = q.shape[-2 if bounds is None else 0], k.shape[-2 if bounds is None else 0]
+    pairs, longest, groups = n * m * len(q), max(n, m), len(q)
+    if bounds is not None:
+        lengths = [end - start for start, end in bounds]
+        pairs, longest = sum(x * x for x in lengths), max(lengths, default=0)
+        groups = 1
+    heads = q.shape[1]
+    features = inputs.feature_map.n_features(inputs.particles.n_particles)
+    sizes = (n + m) * groups * heads, pairs * heads, longest, q.shape[-1], v.shape[-1]
+    work = tuning.Work(*sizes, features)
+    if inputs.causal:
+        kinds = ["causal"]
+    else:
+        kinds = ["linear", "quadratic"] if form == "auto" else [form]
+    # Packed, torch takes the cheaper for each block of sequences by itself.
+    candidates = [(kind, "torch") for kind in kinds[: 1 if bounds else None]]
+    if compiled.knows(inputs.feature_map, inputs.tensors):
+        square = n == m or bounds is not None
+        known = {"linear", "causal"} if form != "quadratic" else set()
+        if square and longest <= compiled.LONGEST_SQUARE and not inputs.causal:
+            known |= {"quadratic"}
+        candidates = [(kind, "loops") for kind in kinds if kind in known] + candidates
+    return tuning.choose(candidates, work, backward=backward)
+
+
+def run_form(
+    kind: str, engine: str, q: Tensor, k: Tensor, v: Tensor, positions: Tensor
+) -> Tensor:
+    """Attend in one form, whether it is fast or not: what `tuning` measures."""
+    causal = kind == "causal"
+    operands = (q, k, v), Particles(positions), DEFAULT_MAP, None, None, None
+    inputs = check_inputs(*operands, causal=causal)
+    loops = kind if engine == "loops" else None
+    backward = q.requires_grad
+    form = "linear" if causal else kind
+    problem = Problem(inputs.feature_map, causal, form, None, backward, False)
+    if not backward:
+        return _forward(problem, loops, None, inputs.tensors)[0]
+    out: Tensor = FusedAttention.apply(  # type: ignore[no-untyped-call]
+        problem, loops, None, *inputs.tensors
     )
     return out
 

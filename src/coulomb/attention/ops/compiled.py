@@ -1,6 +1,7 @@
 """Compiled loops for exponential maps in float32, where nothing leaves the range."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from coulomb.attention.ops.blocked import Problem
 from coulomb.attention.ops.checks import must_be_traceable
+from coulomb.attention.ops.tuning import BLOCK
 from coulomb.features import AbstractFeatureMap
 from coulomb.kernels import available
 from coulomb.kernels.threads import over_torch_threads, threads_for
@@ -17,7 +19,7 @@ from coulomb.kernels.threads import over_torch_threads, threads_for
 # float32; what is lost of a query, exp(-87) of its largest feature, is then nothing.
 _SAFE_RANGE = 32.0
 # The longest sequence whose products are formed in one block.
-LONGEST_SQUARE = 96
+LONGEST_SQUARE = BLOCK
 # Fewer multiplications than this are not worth importing the loops for.
 _FEWEST = 1 << 22
 _FEWEST_DECODED = 1 << 15
@@ -57,26 +59,6 @@ def knows(feature_map: AbstractFeatureMap, tensors: Sequence[Tensor | None]) -> 
         and all(x.stride(-1) == 1 for x in (q, k, v))
         and _knows(feature_map)
     )
-
-
-def kind_of(
-    form: str,
-    causal: bool,
-    q: Tensor,
-    k: Tensor,
-    bounds: tuple[tuple[int, int], ...] | None,
-) -> str | None:
-    """Say which loops compute a form, if any do."""
-    if causal:
-        return None if form == "quadratic" else "causal"
-    if form == "linear":
-        return "linear"
-    # The loops know squares of one block.
-    if bounds is None:
-        short = q.shape[2] == k.shape[2] <= LONGEST_SQUARE
-        return "quadratic" if short else None
-    short = max(end - start for start, end in bounds) <= LONGEST_SQUARE
-    return "quadratic" if short else "linear"
 
 
 def _array(x: Tensor | None) -> _Array:
@@ -256,36 +238,51 @@ def backward(
         grads[3].copy_(given.transpose(0, 1))
 
 
-def decodes(feature_map: AbstractFeatureMap, *tensors: Tensor) -> bool:
-    """Say whether the loops can add one token to a state."""
-    if tensors[4].numel() < _FEWEST_DECODED or tensors[0].device.type != "cpu":
-        return False
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return False
-    if must_be_traceable(tensors[0]) or any(x.dtype != torch.float32 for x in tensors):
-        return False
-    return _knows(feature_map)
-
-
 def decode(
     feature_map: AbstractFeatureMap,
     token: tuple[Tensor, Tensor, Tensor],
     positions: Tensor,
     state: tuple[Tensor, Tensor],
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Add one token to a state and attend to all tokens so far."""
-    from coulomb.kernels import causal as loops
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Add one token to a state; give the output, sums and shift.
 
+    None if the loops cannot, or are not worth it. Whatever takes part is expected to
+    have the right shape: `decode_step` has looked.
+    """
+    q, k, v = token
+    sums, shift = state
+    tensors = q, k, v, positions, sums, shift
+    if sums.numel() < _FEWEST_DECODED or must_be_traceable(q):
+        return None
+    if not all(x.is_cpu and x.dtype == torch.float32 for x in tensors):
+        return None
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return None
+    if not _knows(feature_map):
+        return None
+    loops: Any = _loops("causal")
     # Heads that share their particles do not get a copy each.
-    particles = _array(positions[:1] if positions.stride(0) == 0 else positions)
-    before = _array(state[0]), _array(state[1])
-    sums, shift, out = (torch.empty(x.shape, dtype=x.dtype) for x in (*state, token[2]))
-    after, target = (sums.numpy(), shift.numpy()), out.numpy()
-    options, arrays = _options(feature_map), tuple(map(_array, token))
-
-    def work(first: int, end: int) -> None:
-        loops.decode(options, particles, arrays, before, after, target, first, end)
-
-    groups, seconds = out.shape[0] * out.shape[1], before[0].size / _DECODED_PER_SECOND
-    over_torch_threads(work, groups, threads_for(groups, seconds))
-    return out, (sums, shift)
+    positions = positions[0] if positions.stride(0) == 0 else positions
+    shared = positions.dim() == 2
+    q, k, v, positions, sums, shift = (
+        x if x.is_contiguous() else x.contiguous()
+        for x in (q, k, v, positions, sums, shift)
+    )
+    new = torch.empty_like(v), torch.empty_like(sums), torch.empty_like(shift)
+    batch, heads, dim = q.shape
+    groups, owners = batch * heads, 1 if shared else heads
+    arguments = (
+        _options(feature_map),
+        (batch, heads, owners, dim, v.shape[2], sums.shape[3]),
+        positions.data_ptr(),
+        (q.data_ptr(), k.data_ptr(), v.data_ptr()),
+        (sums.data_ptr(), shift.data_ptr()),
+        (new[1].data_ptr(), new[2].data_ptr()),
+        new[0].data_ptr(),
+    )
+    threads = threads_for(groups, sums.numel() / _DECODED_PER_SECOND)
+    if threads == 1:
+        loops.decode(*arguments, 0, groups)
+    else:
+        over_torch_threads(partial(loops.decode, *arguments), groups, threads)
+    return new
