@@ -236,7 +236,7 @@ def _run(
         rows = (q.numel() + k.numel()) // max(q.shape[-1], 1)
         size = rows * positions.shape[-2] * positions.element_size()
         backward, keep = True, size <= _KEPT_BYTES
-    kind, engine = _choice(inputs, form, bounds, backward)
+    kind, engine = choose_form(inputs, form, bounds, backward)
     if bounds is None:
         form = "quadratic" if kind == "quadratic" or form == "quadratic" else "linear"
     problem = Problem(inputs.feature_map, inputs.causal, form, bounds, backward, keep)
@@ -249,13 +249,13 @@ def _run(
     return out
 
 
-def _choice(
+def choose_form(
     inputs: Inputs,
     form: str,
     bounds: tuple[tuple[int, int], ...] | None,
     backward: bool,
 ) -> tuple[str, str]:
-    # An order of the products and who computes it, of those that are exact here.
+    """Choose an order of the products, and who computes it, of those exact here."""
     q, k, v = inputs[:3]
     n, m = q.shape[-2 if bounds is None else 0], k.shape[-2 if bounds is None else 0]
     pairs, longest, groups = n * m * len(q), max(n, m), len(q)
