@@ -23,8 +23,9 @@ from coulomb.attention.ops.checks import FeatureMap, Given, Inputs, check_inputs
 from coulomb.features import DEFAULT_MAP, Particles
 
 # Features that take up no more than this, all together, are kept for the backward pass
-# instead of being evaluated again.
-_KEPT_BYTES = 1 << 25
+# instead of being evaluated again: a seventh of the time of short sequences, where they
+# are not yet what the peak of memory depends on.
+_KEPT_BYTES = 1 << 22
 
 
 def linear_attention(
@@ -225,7 +226,10 @@ def packed_attention(
 
 
 def _run(
-    inputs: Inputs, form: str, bounds: tuple[tuple[int, int], ...] | None
+    inputs: Inputs,
+    form: str,
+    bounds: tuple[tuple[int, int], ...] | None,
+    choice: tuple[str, str] | None = None,
 ) -> Tensor:
     tensors = inputs.tensors
     backward = keep = False
@@ -236,7 +240,7 @@ def _run(
         rows = (q.numel() + k.numel()) // max(q.shape[-1], 1)
         size = rows * positions.shape[-2] * positions.element_size()
         backward, keep = True, size <= _KEPT_BYTES
-    kind, engine = choose_form(inputs, form, bounds, backward)
+    kind, engine = choice or choose_form(inputs, form, bounds, backward)
     if bounds is None:
         form = "quadratic" if kind == "quadratic" or form == "quadratic" else "linear"
     problem = Problem(inputs.feature_map, inputs.causal, form, bounds, backward, keep)
@@ -286,19 +290,9 @@ def run_form(
     kind: str, engine: str, q: Tensor, k: Tensor, v: Tensor, positions: Tensor
 ) -> Tensor:
     """Attend in one form, whether it is fast or not: what `tuning` measures."""
-    causal = kind == "causal"
     operands = (q, k, v), Particles(positions), DEFAULT_MAP, None, None, None
-    inputs = check_inputs(*operands, causal=causal)
-    loops = kind if engine == "loops" else None
-    backward = q.requires_grad
-    form = "linear" if causal else kind
-    problem = Problem(inputs.feature_map, causal, form, None, backward, False)
-    if not backward:
-        return _forward(problem, loops, None, inputs.tensors)[0]
-    out: Tensor = FusedAttention.apply(  # type: ignore[no-untyped-call]
-        problem, loops, None, *inputs.tensors
-    )
-    return out
+    inputs = check_inputs(*operands, causal=kind == "causal")
+    return _run(inputs, "auto", None, (kind, engine))
 
 
 def cheaper_form(n: int, m: int, n_features: int, dim_v: int) -> str:
