@@ -16,12 +16,12 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,9 @@ _SLOWEST = 1e3  # seconds
 _SIZES = {"linear": ((1, 64), (1, 768)), "causal": ((1, 64), (1, 768))}
 _SIZES["quadratic"] = ((1, 32), (8, 64))
 _HEADS, _DIM, _FEATURES = 8, 64, 128
+_ROUNDS, _MOST_SECONDS = 12, 1.6
+
+_Key = TypeVar("_Key", bound=Hashable)
 
 _lock = RLock()
 _known: dict[int, "Model | None"] = {}  # by the number of threads
@@ -201,23 +204,25 @@ def _read(file: Path) -> Model | None:
 def _measure_all() -> dict[str, tuple[float, float]]:
     from coulomb.attention.ops.api import run_form
 
-    costs = {}
+    calls: dict[tuple[str, int], Callable[[], object]] = {}
     for kind in KINDS:
         for engine in ENGINES:
             for passes in PASSES:
-                points = []
+                name = form_name(kind, engine, passes)
                 for batch, n in _SIZES[kind]:
-                    work = Work(
-                        2 * batch * _HEADS * n, batch * _HEADS * n * n, n,
-                        _DIM, _DIM, _FEATURES,
-                    )  # fmt: skip
+                    shape = batch * _HEADS * n, batch * _HEADS * n * n, n
+                    work = Work(2 * shape[0], *shape[1:], _DIM, _DIM, _FEATURES)
                     run = partial(run_form, kind, engine)
                     call = _problem(run, batch, n, backward=passes == PASSES[1])
-                    points.append((work.products(kind), _best(call)))
-                (small, fast), (large, slow) = points
-                rate = max((slow - fast) / (large - small), 1e-15)
-                overhead = max(fast - rate * small, 0.0)
-                costs[form_name(kind, engine, passes)] = overhead, rate
+                    calls[name, work.products(kind)] = call
+    times = _race(calls)
+    costs = {}
+    for name in dict.fromkeys(name for name, _ in calls):
+        (small, fast), (large, slow) = sorted(
+            (products, time) for (form, products), time in times.items() if form == name
+        )
+        rate = max((slow - fast) / (large - small), 1e-15)
+        costs[name] = max(fast - rate * small, 0.0), rate
     return costs
 
 
@@ -248,16 +253,18 @@ def _problem(
     return both if backward else forward
 
 
-def _best(call: Callable[[], object]) -> float:
-    # The least of a few times, of at most a twentieth of a second together.
-    call()  # compiles, or brings into the caches
-    best, start = math.inf, time.perf_counter()
-    for _ in range(9):
-        begin = time.perf_counter()
-        call()
-        end = time.perf_counter()
-        best = min(best, end - begin)
-        if end - start > 0.05:
+def _race(calls: dict[_Key, Callable[[], object]]) -> dict[_Key, float]:
+    # All in turn, so that whatever else the machine does for a moment slows down one
+    # round of each at most; the least time counts.
+    for call in calls.values():
+        call()  # compiles, or brings into the caches
+    best, start = dict.fromkeys(calls, math.inf), time.perf_counter()
+    for _ in range(_ROUNDS):
+        for key, call in calls.items():
+            begin = time.perf_counter()
+            call()
+            best[key] = min(best[key], time.perf_counter() - begin)
+        if time.perf_counter() - start > _MOST_SECONDS:
             break
     return best
 
