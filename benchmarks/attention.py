@@ -398,9 +398,9 @@ def verdicts(record: dict[str, Any]) -> list[dict[str, Any]]:
             rows = [row for row in times if wanted.items() <= row.items()]
             label = f"{ours}, {kind} {PASSES[passes]}"
             for row in rows:
-                ratio = row["ms"]["sdpa"] / row["ms"][ours]
                 if row["length"] == 8192:
-                    add(f"{label}: times SDPA at 8192", ratio, factor, at_least=True)
+                    gain = row["ms"]["sdpa"] / row["ms"][ours]
+                    add(f"{label}: times SDPA at 8192", gain, factor, at_least=True)
             if rows:
                 length, most = crossover(rows, ours), CROSSOVERS[kind, passes]
                 add(f"{label}: crossover with SDPA", length, most, at_least=False)

@@ -151,7 +151,7 @@ def _fits(
     state: AttentionState, token: tuple[Tensor, Tensor, Tensor], positions: Tensor
 ) -> bool:
     # Whether shapes are as they should be; if not, the plain form finds the words.
-    (batch, heads, dim), n = token[0].shape, positions.shape[-2]
+    (batch, heads, dim), n = token[0].shape, state[1].shape[-1]
     return (
         positions.shape in ((n, dim), (heads, n, dim))
         and state[0].shape == (batch, heads, token[2].shape[2] + 1, n)
@@ -201,7 +201,8 @@ def decode_step(
     1.0
     2.0
     """
-    if q_t.dim() != 3 or k_t.shape != q_t.shape or v_t.shape[:2] != q_t.shape[:2]:
+    same = k_t.shape == q_t.shape and v_t.shape[:2] == q_t.shape[:2]
+    if not (same and q_t.dim() == v_t.dim() == 3):
         raise ParameterError(
             "`q_t`, `k_t` and `v_t` must have shape (batch, heads, dim); got "
             f"{tuple(q_t.shape)}, {tuple(k_t.shape)} and {tuple(v_t.shape)}."
