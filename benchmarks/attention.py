@@ -1,25 +1,30 @@
-"""Kernel attention against softmax, performer-pytorch and plain linear attention.
+"""Kernel attention against softmax, its own torch path and plain linear attention.
 
-Heads of 64, 8 of them, M = 256 features, float32. All variants run in turns in one
-process and the best of several rounds counts, so that ratios survive a busy machine;
-with `--threads 1` processor time is measured, which survives it better.
-Peak memory is that of a process of its own, above what it needed before its inputs.
-performer-pytorch is compared with if it can be imported.
+    python benchmarks/attention.py --quick
+    python benchmarks/attention.py --json zen4.json --only times,memory
+    python benchmarks/attention.py --json zen4.json --only shapes,packed,decode
+    python benchmarks/attention.py --write docs/results/attention.md zen4.json avx2.json
+
+8 heads of 64 and M = 256 features in float32 unless a table says otherwise. All
+variants run in turns in one process and the best of several rounds counts, so that
+ratios survive a busy machine; with `--threads 1` processor time is measured, which
+survives it better. Peak memory is that of a process of its own, above what it needed
+before its inputs. A file of `--json` collects the parts of one processor; to see a
+narrower one, run with `ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2
+ONEDNN_MAX_CPU_ISA=AVX2 NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx2,+fma` and a
+`--label` that says so.
 """
 
 import argparse
-import contextlib
 import functools
-import io
 import json
-import platform
+import os
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,28 +34,39 @@ from coulomb.attention import (
     AttentionState,
     decode_step,
     kernel_attention,
+    packed_attention,
     prefill,
 )
+from coulomb.attention.ops import tuning
 from coulomb.features import Particles
 
 HEADS, DIM, FEATURES = 8, 64, 256
-LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-MEMORY_LENGTHS = (4096, 8192, 16384)
-OURS = ("ours favor", "ours softmaxfeat")
-PEERS = ("performer", "plain", "compiled")
+LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
+OURS = ("favor", "softmaxfeat")
+PEERS = ("torch", "plain", "compiled")
+PASSES = ("forward", "forward+backward")
 CHUNK = 128
 TOKENS = 16
+PARTS = ("times", "shapes", "packed", "memory", "decode")
+# At 8192 tokens, times SDPA; the length from which on ours is faster.
+FACTORS = {("bidirectional", 0): 12, ("bidirectional", 1): 14}
+FACTORS |= {("causal", 0): 5, ("causal", 1): 6}
+CROSSOVERS = {("bidirectional", 0): 700, ("bidirectional", 1): 500}
+CROSSOVERS |= {("causal", 0): 1000, ("causal", 1): 800}
 
-PARTICLES = Particles(
-    torch.randn(HEADS, FEATURES, DIM, generator=torch.Generator().manual_seed(0))
-)
+
+@functools.cache
+def particles(dim: int = DIM, features: int = FEATURES) -> Particles:
+    generator = torch.Generator().manual_seed(0)
+    return Particles(torch.randn(HEADS, features, dim, generator=generator))
+
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 Key = TypeVar("Key", bound=Hashable)
 
 
 def plain_features(x: Tensor, *, query: bool) -> Tensor:
-    products = x @ PARTICLES.positions.transpose(-1, -2)
+    products = x @ particles().positions.transpose(-1, -2)
     exponents = products - x.square().sum(dim=-1, keepdim=True) / 2
     dims = (-1,) if query else (-1, -2)
     return (exponents - exponents.amax(dim=dims, keepdim=True).detach()).exp()
@@ -73,47 +89,52 @@ def plain(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     return sums[..., :-1] / sums[..., -1:]
 
 
-@functools.cache
-def performer(causal: bool) -> Attention | None:
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
+def without_loops(attention: Attention) -> Attention:
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        before = os.environ.get("COULOMB_NUMBA", "1")
+        os.environ["COULOMB_NUMBA"] = "0"
         try:
-            from performer_pytorch import FastAttention
-        except ImportError:
-            return None
-        layer: Attention = FastAttention(DIM, FEATURES, causal=causal).eval()
-        return layer
+            return attention(q, k, v)
+        finally:
+            os.environ["COULOMB_NUMBA"] = before
+
+    return run
 
 
-@functools.cache
-def variants(causal: bool) -> dict[str, Attention]:
+def variants(
+    causal: bool, dim: int = DIM, features: int = FEATURES
+) -> dict[str, Attention]:
+    known = particles(dim, features)
+
     def ours(name: str) -> Attention:
         # Queries and keys arrive scaled by d^-1/4, as SDPA scales their product.
-        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return kernel_attention(q, k, v, PARTICLES, name, causal=causal)
+        return lambda q, k, v: kernel_attention(q, k, v, known, name, causal=causal)
 
-        return run
-
-    found: dict[str, Attention | None] = {
-        "sdpa": lambda q, k, v: functional.scaled_dot_product_attention(
+    def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(
             q, k, v, is_causal=causal, scale=1.0
-        ),
-        "ours favor": ours("favor"),
-        "ours softmaxfeat": ours("softmaxfeat"),
-        "performer": performer(causal),
-        "plain": functools.partial(plain, causal=causal),
-        "compiled": torch.compile(functools.partial(plain, causal=causal)),
-    }
-    return {name: run for name, run in found.items() if run is not None}
+        )
+
+    found: dict[str, Attention] = {"sdpa": sdpa}
+    for name in OURS:
+        found[name] = ours(name)
+        found[f"torch {name}"] = without_loops(ours(name))
+    return found
 
 
-def inputs(batch: int, length: int, *, grad: bool) -> list[Tensor]:
+@functools.cache
+def plain_variants(causal: bool) -> dict[str, Attention]:
+    form = functools.partial(plain, causal=causal)
+    return {"plain": form, "compiled": torch.compile(form)}
+
+
+def inputs(batch: int, length: int, *, grad: bool, dim: int = DIM) -> list[Tensor]:
     generator = torch.Generator().manual_seed(length)
     tensors = [
-        torch.randn(batch, HEADS, length, DIM, generator=generator) for _ in range(3)
+        torch.randn(batch, HEADS, length, dim, generator=generator) for _ in range(3)
     ]
-    tensors[0] *= DIM**-0.25
-    tensors[1] *= DIM**-0.25
+    tensors[0] *= dim**-0.25
+    tensors[1] *= dim**-0.25
     return [x.requires_grad_(grad) for x in tensors]
 
 
@@ -126,7 +147,7 @@ def once(run: Attention, tensors: list[Tensor]) -> None:
     torch.autograd.grad(out, tensors, torch.ones_like(out))
 
 
-def timed(call: Callable[[], None]) -> float:
+def timed(call: Callable[[], object]) -> float:
     # Time on the processor leaves out what others use, but sees one thread only.
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     start = clock()
@@ -134,7 +155,7 @@ def timed(call: Callable[[], None]) -> float:
     return clock() - start
 
 
-def race(calls: dict[Key, Callable[[], None]], seconds: float) -> dict[Key, float]:
+def race(calls: dict[Key, Callable[[], object]], seconds: float) -> dict[Key, float]:
     """Run all in turns until the time is up; the best time of each, in seconds."""
     best = {name: timed(call) for name, call in calls.items()}
     start = time.perf_counter()
@@ -146,85 +167,132 @@ def race(calls: dict[Key, Callable[[], None]], seconds: float) -> dict[Key, floa
     return best
 
 
-class Skips:
-    """Leaves out what would take too long, judged by the next shorter length."""
-
-    def __init__(self, limit: float, compiled: bool) -> None:
-        self.limit = limit
-        self.compiled = compiled
-        self.last: dict[tuple[object, ...], tuple[int, float]] = {}
-
-    def wanted(self, name: str, key: tuple[object, ...], length: int) -> bool:
-        if name == "compiled" and not self.compiled:
-            return False
-        # performer-pytorch's causal form stores a state for each position.
-        if name == "performer" and "causal" in key and length > 1024:
-            return False
-        if (name, *key) not in self.last:
-            return True
-        before, seconds = self.last[name, *key]
-        return seconds * (length / before) ** 2 < self.limit
+def show(title: str, times: dict[str, float]) -> None:
+    base = times.get("sdpa")
+    cells = [
+        f"{name} {ms:.3g}" + (f" ({base / ms:.2f}x)" if base else "")
+        for name, ms in times.items()
+    ]
+    print(f"{title:50} ms: {', '.join(cells)}", flush=True)
 
 
-def time_forms(args: argparse.Namespace) -> list[dict[str, object]]:
-    skips = Skips(args.limit, args.compiled)
-    rows: list[dict[str, object]] = []
-    for batch in (1, 8):
+class Cell(NamedTuple):
+    """One race."""
+
+    batch: int
+    kind: str
+    passes: int
+    length: int
+    dim: int = DIM
+    features: int = FEATURES
+
+    def run(self, args: argparse.Namespace, peers: bool) -> dict[str, Any]:
+        causal = self.kind == "causal"
+        tensors = inputs(self.batch, self.length, grad=bool(self.passes), dim=self.dim)
+        runs = variants(causal, self.dim, self.features)
+        if peers:
+            runs = runs | plain_variants(causal)
+            if not args.compiled:
+                del runs["compiled"]
+        calls = {n: functools.partial(once, run, tensors) for n, run in runs.items()}
+        times = {n: 1e3 * s for n, s in race(calls, args.seconds).items()}
+        title = f"{self.kind} {PASSES[self.passes]} batch {self.batch} n {self.length}"
+        show(f"{title} d {self.dim} M {self.features}", times)
+        return {**self._asdict(), "ms": times}
+
+
+def time_forms(args: argparse.Namespace) -> list[dict[str, Any]]:
+    return [
+        Cell(batch, kind, passes, length).run(args, peers=True)
+        for batch in (1, 8)
+        for kind in ("bidirectional", "causal")
+        for passes in (0, 1)
+        for length in args.lengths
+        if batch == 1 or length in (128, 512)
+    ]
+
+
+def time_shapes(args: argparse.Namespace) -> list[dict[str, Any]]:
+    return [
+        Cell(1, kind, passes, length, dim, features).run(args, peers=False)
+        for dim in (32, 64, 128)
+        for features in (64, 256)
+        for kind in ("bidirectional", "causal")
+        for passes in (0, 1)
+        for length in ((512,) if args.quick else (512, 2048))
+    ]
+
+
+def time_packed(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time sentences and paragraphs of mixed lengths, against padded SDPA."""
+    rows = []
+    for middle, spread in ((24.0, 0.6), (200.0, 0.9)):
+        generator = torch.Generator().manual_seed(0)
+        draws = torch.randn(48, generator=generator).mul(spread).exp().mul(middle)
+        lengths = draws.clamp(4, 1024).long()
+        about = {"median": middle, "longest": int(lengths.max())}
+        about["tokens"] = int(lengths.sum())
         for kind in ("bidirectional", "causal"):
-            for grad in (False, True):
-                key = (batch, kind, grad)
-                for length in args.lengths:
-                    if batch * length > args.most_tokens:
-                        continue
-                    tensors = inputs(batch, length, grad=grad)
-                    calls = {
-                        name: functools.partial(once, run, tensors)
-                        for name, run in variants(kind == "causal").items()
-                        if skips.wanted(name, key, length)
-                    }
-                    best = race(calls, args.seconds)
-                    for name, seconds in best.items():
-                        skips.last[name, *key] = length, seconds
-                    row = {
-                        "batch": batch,
-                        "kind": kind,
-                        "pass": "forward+backward" if grad else "forward",
-                        "length": length,
-                        "ms": {name: 1e3 * s for name, s in best.items()},
-                    }
-                    rows.append(row)
-                    show(row)
+            for passes in (0, 1):
+                calls = packed_calls(lengths, kind == "causal", bool(passes))
+                times = {n: 1e3 * s for n, s in race(calls, args.seconds).items()}
+                show(f"packed, median {middle:g}, {kind} {PASSES[passes]}", times)
+                rows.append({**about, "kind": kind, "passes": passes, "ms": times})
     return rows
 
 
-def show(row: dict[str, object]) -> None:
-    times = row["ms"]
-    assert isinstance(times, dict)
-    base = times.get("sdpa")
-    cells = [
-        f"{name} {ms:.2f}" + (f" ({base / ms:.2f}x)" if base else "")
-        for name, ms in times.items()
-    ]
-    head = f"batch {row['batch']} {row['kind']:13} {row['pass']:16} {row['length']:6}"
-    print(f"{head} ms: {', '.join(cells)}", flush=True)
+def packed_calls(
+    lengths: Tensor, causal: bool, grad: bool
+) -> dict[str, Callable[[], object]]:
+    """Give ours on sequences in a row, and SDPA on the same with padding."""
+    bounds = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
+    longest = int(lengths.max())
+    mask = torch.arange(longest) < lengths.unsqueeze(1)
+    seen = mask[:, None, None, :]
+    if causal:
+        seen = seen & torch.ones(longest, longest, dtype=torch.bool).tril()
+    drawn = inputs(1, int(bounds[-1]), grad=False)
+    flat = [x[0].transpose(0, 1).contiguous() for x in drawn]
+    padded = [x.new_zeros(len(lengths), longest, HEADS, DIM) for x in flat]
+    for whole, x in zip(padded, flat, strict=True):
+        whole[mask] = x
+        x.requires_grad_(grad)
+    padded = [x.transpose(1, 2).contiguous().requires_grad_(grad) for x in padded]
+
+    def ours(name: str) -> Attention:
+        about = particles(), name, bounds
+        return lambda q, k, v: packed_attention(q, k, v, *about, causal=causal)
+
+    def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen, scale=1.0
+        )
+
+    calls: dict[str, Callable[[], object]] = {}
+    calls["sdpa"] = functools.partial(once, sdpa, padded)
+    for name in OURS:
+        calls[name] = functools.partial(once, ours(name), flat)
+        slow = without_loops(ours(name))
+        calls[f"torch {name}"] = functools.partial(once, slow, flat)
+    return calls
 
 
-def peak_memory(name: str, kind: str, length: int, grad: bool) -> float:
+def peak_memory(name: str, kind: str, length: int) -> float:
     """Measure the peak, in MB, of one call in a process of its own."""
-    spec = json.dumps([name, kind, length, grad])
+    spec = json.dumps([name, kind, length])
     command = [sys.executable, __file__, "--memory-of", spec]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(done.stdout.splitlines()[-1])
 
 
 def measure_memory(spec: str) -> None:
-    name, kind, length, grad = json.loads(spec)
+    name, kind, length = json.loads(spec)
     run = variants(kind == "causal")[name]
-    once(run, inputs(1, CHUNK, grad=grad))
+    once(run, inputs(1, CHUNK, grad=True))
     # Importing torch peaks higher than the calls; 5 makes Linux forget that peak.
     Path("/proc/self/clear_refs").write_text("5")
     before = peak_of_process()
-    once(run, inputs(1, length, grad=grad))
+    once(run, inputs(1, length, grad=True))
     print(peak_of_process() - before)
 
 
@@ -234,37 +302,35 @@ def peak_of_process() -> float:
     return float(line.split()[1]) / 1024
 
 
-def memory(args: argparse.Namespace) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
+def memory(args: argparse.Namespace) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
     for kind in ("bidirectional", "causal"):
-        for length in args.memory_lengths:
-            names = ["sdpa", *OURS]
-            if kind == "bidirectional":
-                names += [n for n in ("performer", "plain") if n in variants(False)]
-            peaks = {name: peak_memory(name, kind, length, True) for name in names}
+        for length in (2048,) if args.quick else (2048, 8192):
+            names = ("sdpa", *OURS)
+            peaks = {name: peak_memory(name, kind, length) for name in names}
             rows.append({"kind": kind, "length": length, "mb": peaks})
             cells = ", ".join(f"{name} {mb:.0f}" for name, mb in peaks.items())
             print(f"peak MB {kind:13} forward+backward {length:6}: {cells}", flush=True)
     return rows
 
 
-def decode(args: argparse.Namespace) -> list[dict[str, object]]:
+def decode(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Time tokens after short and after long contexts, all in turn.
 
     The first token of `TOKENS` finds its state outside of the caches, as the layers of
     a large model do; it is also timed alone ("first").
     """
-    calls: dict[tuple[int, str], Callable[[], None]] = {}
+    calls: dict[tuple[int, str], Callable[[], object]] = {}
     swept = torch.zeros(1 << 24)  # 64 MB: more than the caches hold
     contexts = (128, max(args.lengths))
     for length in contexts:
         q, k, v = inputs(1, length, grad=False)
         token = [x[:, :, -1].contiguous() for x in (q, k, v)]
-        for name in ("favor", "softmaxfeat"):
-            state = prefill(k, v, PARTICLES, name)
+        for name in OURS:
+            state = prefill(k, v, particles(), name)
             for count, label in ((TOKENS, ""), (1, " first")):
                 calls[length, f"sweep {name}{label}"] = lambda: swept.add_(1)
-                calls[length, f"ours {name}{label}"] = functools.partial(
+                calls[length, f"{name}{label}"] = functools.partial(
                     decode_tokens, state, token, name, count
                 )
         calls[length, "sdpa"] = functools.partial(
@@ -272,7 +338,7 @@ def decode(args: argparse.Namespace) -> list[dict[str, object]]:
         )
     with torch.no_grad():
         best = race(calls, 4 * args.seconds)
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for length in contexts:
         times = {
             name: 1e3 * s / (TOKENS if name in OURS else 1)
@@ -280,31 +346,24 @@ def decode(args: argparse.Namespace) -> list[dict[str, object]]:
             if context == length and "sweep" not in name
         }
         rows.append({"context": length, "ms": times})
-        cells = ", ".join(f"{name} {ms:.3f}" for name, ms in times.items())
-        print(
-            f"decode, ms per token and layer, context {length:6}: {cells}", flush=True
-        )
+        show(f"decode, per token and layer, context {length}", times)
     return rows
 
 
 def decode_tokens(
     state: AttentionState, token: list[Tensor], name: str, count: int
 ) -> None:
+    q, k, v = token
     for _ in range(count):
-        _, state = decode_step(state, *token, PARTICLES, name)
+        _, state = decode_step(state, q, k, v, particles(), name)
 
 
-def crossover(rows: list[dict[str, object]], name: str) -> float:
+def crossover(rows: list[dict[str, Any]], name: str) -> float:
     """Interpolate, in logarithms, the length from which on ours beats SDPA."""
     length = float("inf")
     previous: tuple[int, float] | None = None
     for row in rows:
-        times, n = row["ms"], row["length"]
-        assert isinstance(times, dict)
-        assert isinstance(n, int)
-        if "sdpa" not in times:
-            continue
-        ratio = times["sdpa"] / times[name]
+        n, ratio = row["length"], row["ms"]["sdpa"] / row["ms"][name]
         if ratio < 1:
             length = float("inf")
         elif length == float("inf"):
@@ -317,107 +376,195 @@ def crossover(rows: list[dict[str, object]], name: str) -> float:
     return length
 
 
-def verdicts(results: dict[str, list[dict[str, object]]]) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = []
+def multiplications(row: dict[str, Any]) -> float:
+    """Divide ours by those of SDPA."""
+    n, dim, causal = row["length"], row["dim"], row["kind"] == "causal"
+    work = tuning.Work(2 * n, n * n, n, dim, dim, row["features"])
+    kinds = ("causal",) if causal else ("linear", "quadratic")
+    return min(map(work.products, kinds)) / (n * n * dim * (1 if causal else 2))
+
+
+def verdicts(record: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
 
     def add(what: str, value: float, bound: float, *, at_least: bool) -> None:
         met = value >= bound if at_least else value <= bound
         found.append({"target": what, "value": value, "bound": bound, "met": met})
 
-    def pick(**wanted: object) -> list[dict[str, object]]:
-        return [r for r in results["times"] if wanted.items() <= r.items()]
-
     for ours in OURS:
-        for kind, factor, most in (("bidirectional", 10, 900), ("causal", 3, 2000)):
-            for passes in ("forward", "forward+backward"):
-                rows = pick(batch=1, kind=kind, **{"pass": passes})
-                for row in (r for r in rows if r["length"] == 8192):
-                    times = row["ms"]
-                    ratio = times["sdpa"] / times[ours]
-                    text = f"{ours}: {kind} {passes} at 8192, times SDPA"
-                    add(text, ratio, factor, at_least=True)
-                length = crossover(rows, ours)
-                text = f"{ours}: {kind} {passes} crossover with SDPA"
-                add(text, length, most, at_least=False)
+        times = record.get("times", [])
+        for (kind, passes), factor in FACTORS.items():
+            wanted = {"batch": 1, "kind": kind, "passes": passes}
+            rows = [row for row in times if wanted.items() <= row.items()]
+            label = f"{ours}, {kind} {PASSES[passes]}"
+            for row in rows:
+                if row["length"] == 8192:
+                    gain = row["ms"]["sdpa"] / row["ms"][ours]
+                    add(f"{label}: times SDPA at 8192", gain, factor, at_least=True)
+            if rows:
+                length, most = crossover(rows, ours), CROSSOVERS[kind, passes]
+                add(f"{label}: crossover with SDPA", length, most, at_least=False)
+        below = [
+            row["ms"][ours] / row["ms"]["sdpa"] / multiplications(row)
+            for row in (*times, *record.get("shapes", []))
+            if row["ms"]["sdpa"] < row["ms"][ours]
+        ]
+        if below:
+            text = f"{ours}: most time over SDPA's and multiplications, where slower"
+            add(text, max(below), 1.3, at_least=False)
+        every = [row for part in PARTS[:3] for row in record.get(part, [])]
         for peer in PEERS:
-            ratios = [r["ms"][peer] / r["ms"][ours] for r in pick() if peer in r["ms"]]
+            ratios = [ratio(row["ms"], peer, ours) for row in every]
+            ratios = [x for x in ratios if x is not None]
             if ratios:
                 text = f"{ours}: least speed-up over {peer}, all cells"
-                add(text, min(ratios), 1.0, at_least=True)
-        peaks = {(r["kind"], r["length"]): r["mb"] for r in results["memory"]}
-        for (kind, length), mb in peaks.items():
-            if length == 8192:
-                text = f"{ours}: {kind} memory at 8192, times SDPA"
-                add(text, mb[ours] / mb["sdpa"], 1.2, at_least=False)
-        if ("causal", 16384) in peaks:
-            growth = peaks["causal", 16384][ours] / peaks["causal", 8192][ours]
-            text = f"{ours}: causal memory, 16384 over 8192"
-            add(text, growth, 2.1, at_least=False)
-        short, long = (row["ms"][ours] for row in results["decode"])
-        add(f"{ours}: decode, ms per token", long, 0.1, at_least=False)
-        text = f"{ours}: decode, long context over short"
-        add(text, long / short, 1.25, at_least=False)
+                add(text, min(ratios), 0.97, at_least=True)
+        for row in record.get("memory", []):
+            text = f"{ours}, {row['kind']}: peak over SDPA's at {row['length']}"
+            add(text, row["mb"][ours] / row["mb"]["sdpa"], 1.0, at_least=False)
+        if "decode" in record:
+            short, long = (row["ms"][ours] for row in record["decode"])
+            add(f"{ours}: decode, ms per token", long, 0.1, at_least=False)
+            text = f"{ours}: decode, long context over short"
+            add(text, long / short, 1.25, at_least=False)
     return found
 
 
-def markdown(record: dict[str, Any]) -> str:
-    """Write ratios of one run as tables; seconds of one machine say little."""
-    machine = record["machine"]
+def table(headers: list[str], rows: list[list[str]]) -> list[str]:
+    lines = [
+        "| " + " | ".join(headers) + " |",
+        "| --- |" + " --- |" * (len(headers) - 1),
+    ]
+    return [*lines, *("| " + " | ".join(row) + " |" for row in rows), ""]
+
+
+def ratio(times: dict[str, float], peer: str, ours: str) -> float | None:
+    own = times.get(peer, times.get(f"{peer} {ours}"))
+    return None if own is None else own / times[ours]
+
+
+def pair(times: dict[str, float], peer: str) -> str:
+    found = [ratio(times, peer, ours) for ours in OURS]
+    return " / ".join("not run" if x is None else f"{x:.2f}" for x in found)
+
+
+def markdown(records: list[dict[str, Any]]) -> str:
+    """Write ratios as tables, one section for each processor."""
     lines = [
         "# Speed of attention",
         "",
-        "Written by `python benchmarks/attention.py --markdown FILE`: 8 heads of 64,",
-        f"M = 256, float32, {machine['threads']} threads, torch {machine['torch']}. "
-        "All variants of a row were",
+        "Written by `python benchmarks/attention.py --write FILE RECORD ...`: 8 heads",
+        "of 64, M = 256, float32 unless a table says otherwise. Variants of a row were",
         "timed in turn in one process. Numbers are how many times as fast ours is:",
         "above 1 ours wins. The first of each pair is favor, the second softmaxfeat.",
+        "*torch* is our own path without loops, *plain* linear attention as one",
+        "would write it (favor's features, whole arrays), *compiled* the same under",
+        "`torch.compile`.",
+        "",
     ]
+    for record in records:
+        lines += [f"## {record['label']}", "", record["about"], ""]
+        lines += _machine_tables(record)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _machine_tables(record: dict[str, Any]) -> list[str]:
+    lines: list[str] = []
     groups: dict[str, list[dict[str, Any]]] = {}
-    for row in record["times"]:
-        title = f"Batch {row['batch']}, {row['kind']}, {row['pass']}"
+    for row in record.get("times", []):
+        title = f"Batch {row['batch']}, {row['kind']}, {PASSES[row['passes']]}"
         groups.setdefault(title, []).append(row)
-    peers = ("sdpa", *PEERS)
     for title, rows in groups.items():
-        lines += ["", f"## {title}", "", "| length | " + " | ".join(peers) + " |"]
-        lines += ["| --- |" + " --- |" * len(peers)]
-        for row in rows:
-            ms = row["ms"]
-            cells = [
-                " / ".join(f"{ms[peer] / ms[ours]:.2f}" for ours in OURS)
-                if peer in ms
-                else "not run"
-                for peer in peers
+        known = [p for p in PEERS if ratio(rows[0]["ms"], p, OURS[0]) is not None]
+        peers = ["sdpa", *known]
+        cells = [[str(r["length"]), *(pair(r["ms"], p) for p in peers)] for r in rows]
+        lines += [f"### {title}", "", *table(["length", *peers], cells)]
+    if "shapes" in record:
+        cells = [
+            [
+                f"{r['dim']}", f"{r['features']}", f"{r['length']}",
+                f"{r['kind']}, {PASSES[r['passes']]}",
+                pair(r["ms"], "sdpa"), pair(r["ms"], "torch"),
             ]
-            lines.append(f"| {row['length']} | " + " | ".join(cells) + " |")
-    lines += ["", "## Decoding, ms per token and layer", ""]
-    lines += [f"Mean of {TOKENS} tokens in a row; the first of them, whose state was"]
-    lines += ["not in the caches, also by itself.", ""]
-    names = list(record["decode"][0]["ms"])
-    lines += ["| context | " + " | ".join(names) + " |"]
-    lines += ["| --- |" + " --- |" * len(names)]
-    for row in record["decode"]:
-        cells = [f"{row['ms'][name]:.3f}" for name in names]
-        lines.append(f"| {row['context']} | " + " | ".join(cells) + " |")
-    lines += ["", "## Targets", "", "| target | value | bound | |"]
-    lines += ["| --- | --- | --- | --- |"]
-    for each in record["targets"]:
-        word = "met" if each["met"] else "**missed**"
-        value, bound = f"{each['value']:.3g}", f"{each['bound']:g}"
-        lines.append(f"| {each['target']} | {value} | {bound} | {word} |")
-    return "\n".join(lines) + "\n"
+            for r in record["shapes"]
+        ]  # fmt: skip
+        headers = ["head size", "M", "length", "pass", "sdpa", "torch"]
+        lines += ["### Head sizes and features", "", *table(headers, cells)]
+    if "packed" in record:
+        cells = [
+            [
+                f"{r['tokens']}", f"{r['median']:g}", f"{r['longest']}",
+                f"{r['kind']}, {PASSES[r['passes']]}",
+                pair(r["ms"], "sdpa"), pair(r["ms"], "torch"),
+            ]
+            for r in record["packed"]
+        ]  # fmt: skip
+        headers = ["tokens", "median", "longest", "pass", "sdpa, padded", "torch"]
+        lines += [
+            "### 48 sequences of mixed lengths, packed",
+            "",
+            *table(headers, cells),
+        ]
+    if "memory" in record:
+        cells = [
+            [
+                r["kind"],
+                f"{r['length']}",
+                *(f"{r['mb'][n]:.0f}" for n in ("sdpa", *OURS)),
+            ]
+            for r in record["memory"]
+        ]
+        headers = ["", "length", "sdpa", *OURS]
+        lines += ["### Peak memory, forward+backward, MB", "", *table(headers, cells)]
+    if "decode" in record:
+        names = list(record["decode"][0]["ms"])
+        cells = [
+            [str(r["context"]), *(f"{r['ms'][n]:.3f}" for n in names)]
+            for r in record["decode"]
+        ]
+        lines += ["### Decoding, ms per token and layer", ""]
+        lines += [
+            f"Mean of {TOKENS} tokens in a row; the first of them, whose state was"
+        ]
+        lines += ["not in the caches, also by itself.", ""]
+        lines += table(["context", *names], cells)
+    cells = [
+        [
+            each["target"], f"{each['value']:.3g}", f"{each['bound']:g}",
+            "met" if each["met"] else "**missed**",
+        ]
+        for each in verdicts(record)
+    ]  # fmt: skip
+    return [*lines, "### Targets", "", *table(["target", "value", "bound", ""], cells)]
+
+
+def describe(label: str | None) -> dict[str, Any]:
+    facts = tuning.machine()
+    width = facts.get("vector_width", "no")
+    about = (
+        f"{facts['processor']}, {facts['threads']} threads, torch {facts['torch']} "
+        f"with {facts['capability']}, loops with vectors of {width}."
+    )
+    return {"label": label or facts["processor"], "about": about}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="where to write the results")
-    parser.add_argument("--markdown", type=Path, help="where to write ratios as tables")
+    parser.add_argument("--json", type=Path, help="the record of this processor")
+    parser.add_argument("--label", help="of this processor; its name by default")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter cells")
-    parser.add_argument(
-        "--limit", type=float, default=20.0, help="longest single run, seconds"
-    )
+    parser.add_argument("--lengths", help="of the times, with commas between")
+    parser.add_argument("--compiled", action="store_true", help="also torch.compile")
     parser.add_argument("--threads", type=int, help="threads of torch")
+    parser.add_argument("--write", type=Path, help="where to write records as tables")
+    parser.add_argument("records", type=Path, nargs="*", help="what --write writes")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.write:
+        records = [json.loads(path.read_text()) for path in args.records]
+        args.write.write_text(markdown(records))
+        return
     if args.threads:
         torch.set_num_threads(args.threads)
     if args.memory_of:
@@ -425,32 +572,24 @@ def main() -> None:
         return
     # Else the compiled variant would fall back to eager after eight lengths.
     torch._dynamo.config.recompile_limit = 64
-    args.lengths = (128, 512, 2048) if args.quick else LENGTHS
-    args.memory_lengths = (2048,) if args.quick else MEMORY_LENGTHS
-    args.most_tokens = 1 << 12 if args.quick else 1 << 14
-    args.seconds = 0.3 if args.quick else 1.0
-    args.compiled = not args.quick
-    if performer(False) is None:
-        print("performer-pytorch cannot be imported: not compared with.")
-    results = {
-        "times": time_forms(args),
-        "memory": memory(args),
-        "decode": decode(args),
-    }
-    targets = verdicts(results)
-    for t in targets:
+    lengths = (128, 512, 2048) if args.quick else LENGTHS
+    if args.lengths:
+        lengths = tuple(map(int, args.lengths.split(",")))
+    args.lengths = lengths
+    args.seconds = 0.3 if args.quick else 0.4
+    record = describe(args.label)
+    print(record["about"], f"Model {tuning.identity()}.")
+    if args.json and args.json.exists():
+        record = json.loads(args.json.read_text()) | record
+    measures = (time_forms, time_shapes, time_packed, memory, decode)
+    for part, measure in zip(PARTS, measures, strict=True):
+        if part in args.only.split(","):
+            record[part] = measure(args)
+            if args.json:
+                args.json.write_text(json.dumps(record, indent=1))
+    for t in verdicts(record):
         mark = "met   " if t["met"] else "MISSED"
         print(f"{mark} {t['target']}: {t['value']:.3g} (bound {t['bound']:g})")
-    machine = {
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "processor": platform.processor() or platform.machine(),
-    }
-    record = {"machine": machine, **results, "targets": targets}
-    if args.json:
-        args.json.write_text(json.dumps(record, indent=1))
-    if args.markdown:
-        args.markdown.write_text(markdown(record))
 
 
 if __name__ == "__main__":

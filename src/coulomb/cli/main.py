@@ -8,6 +8,7 @@ from typer import Option
 from coulomb._support.errors import CoulombError
 from coulomb._version import __version__
 from coulomb.cli.demo import demo
+from coulomb.cli.doctor import doctor
 from coulomb.cli.experiments import claims, report, reproduce
 from coulomb.cli.linearise import kernels, linearise
 from coulomb.cli.text import diagnose, evaluate, predict, runs, train
@@ -21,7 +22,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for verb in (demo, train, evaluate, predict, diagnose, runs):
+for verb in (demo, doctor, train, evaluate, predict, diagnose, runs):
     app.command()(verb)
 for verb in (linearise, kernels, reproduce, claims, report, meanfield, deviations):
     app.command()(verb)

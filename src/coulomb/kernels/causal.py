@@ -11,34 +11,44 @@ before each span are stored. `linear.py` tells how arrays are laid out.
 """
 
 import math
+from typing import Any
 
 import numpy as np
+from numba import carray, types
+from numba.extending import intrinsic
 
 from coulomb.kernels.gemm import (
     PANEL,
     aligned,
-    copy_panels,
     flip_panels,
     multiply,
     transpose_panels,
 )
+from coulomb.kernels.gemm import products as row_products
 from coulomb.kernels.jit import SUMS, entry, helper
 from coulomb.kernels.linear import (
     BLOCK,
     add_features,
     add_outer,
     after,
-    all_finite,
+    back_sides,
     clear,
     feature_rows,
     finish_keys,
     grad_rows,
+    group_rows,
+    group_shape,
     key_features,
     key_weights,
+    load_back,
+    load_sides,
+    longest,
+    make_back_panels,
+    make_sides,
     mask_rows,
     masked_rows,
     normalise,
-    part_of,
+    project,
     pull_rows,
     query_features,
     query_slopes,
@@ -47,6 +57,7 @@ from coulomb.kernels.linear import (
     row_stride,
     rows_at,
     rows_of,
+    rows_part,
     times_panels,
     weighted_rows,
 )
@@ -131,11 +142,11 @@ def _attend_group(options, shape, sides, kept, work):
     """Attend in one group; give the largest exponent of keys, and if all was finite."""
     favor, square = options
     _, length, _, dim, dim_v, n = shape
-    q, k, v, out, alive = sides
+    q, k, v, out, alive, given = sides
     kept_q, kept_k, inverses, weights, states = kept
-    panels, scratch_q, scratch_k, sums, z, small = work
+    (query_side, key_side), scratch_q, scratch_k, sums, z, small = work
     top, size, finite = _ZERO, n * (dim_v + 1), True
-    spread = key_weights(favor, k, alive, dim, weights)
+    spread = key_weights(favor, k, alive, dim, given, weights)
     sums[:], z[:] = _ZERO, _ZERO
     for r0 in range(0, length, BLOCK):
         end = min(r0 + BLOCK, length)
@@ -144,9 +155,9 @@ def _attend_group(options, shape, sides, kept, work):
             state[:n], state[n:] = z, sums
         e_q = feature_rows(kept_q, scratch_q, r0, n)
         e_k = feature_rows(kept_k, scratch_k, r0, n)
-        times_panels(after(q, r0), end - r0, panels, dim, n, e_q)
+        project(after(q, r0), end - r0, query_side, dim, n, e_q)
         finite &= query_features(e_q, n, z, inverses[r0:end])
-        times_panels(after(k, r0), end - r0, panels, dim, n, e_k)
+        project(after(k, r0), end - r0, key_side, dim, n, e_k)
         own = weights[r0:end]
         top = max(top, key_features(favor, e_k, n, own, alive[r0:end], z))
         _attend_block(
@@ -167,40 +178,42 @@ def attend(options, inputs, shape, kept, out, limit, first, end):
     """Attend in the groups from `first` to `end`; give whether nothing was lost.
 
     Arguments as in `linear.attend`, but `options` says in the end whether it is a
-    square, of at most one block, and `kept` receives features, one over the
-    normalisers, weights, and z and S before each span but the first (if not empty).
+    square, of at most one block; `shape` has in the end where the states of sequences
+    begin and end, one for each span but the first; and `kept` receives features, one
+    over the normalisers, weights, and z and S before these spans (if not empty).
     """
     favor, scale, square = options[0], _f(options[1]), options[2]
-    q, k, v, positions, mask = inputs
-    batch, length, _, dim, dim_v, n = shape
+    q, k, v, particles, mask, given = inputs
+    bounds, sizes, spans = shape
+    dim, dim_v, n = sizes
     e_q, e_k, inverses, weights, states = kept
-    stride = row_stride(n)
-    panels, alive = aligned(n * dim), np.empty(length, np.bool_)
+    stride, batch = row_stride(n), bounds[0].shape[0] - 1
+    all_alive = np.empty(longest(bounds[1]), np.bool_)
     scratch_q, scratch_k = aligned(BLOCK * stride), aligned(BLOCK * stride)
     sums, z = aligned(n * dim_v), aligned(n)
     values = rows_at(aligned(BLOCK * dim_v), 0, dim_v)
     small = (values, aligned(BLOCK * _WIDE), aligned(BLOCK * n))
-    work = (panels, scratch_q, scratch_k, sums, z, small)
-    later = (length - 1) // SPAN  # spans after the first
+    both = make_sides(particles, n * dim, n)
+    work = (both, scratch_q, scratch_k, sums, z, small)
     for group in range(first, end):
-        if group == first or group % batch == 0:
-            begin = group // batch * n * dim
-            transpose_panels(positions, begin, dim, n, dim, scale, panels)
-            if not all_finite(panels):
-                return False
+        begins = group == first or group % batch == 0
+        if begins and not load_sides(particles, group // batch, (dim, n), scale, both):
+            return False
+        rows, later = group_rows(bounds[0], group), group_rows(spans, group)
         own = (
-            part_of(e_q, group, length * stride),
-            part_of(e_k, group, length * stride),
-            part_of(inverses, group, length),
-            part_of(weights, group, length),
-            part_of(states, group, later * n * (dim_v + 1)),
+            rows_part(e_q, rows, stride),
+            rows_part(e_k, rows, stride),
+            rows_part(inverses, rows, 1),
+            rows_part(weights, rows, 1),
+            rows_part(states, later, n * (dim_v + 1)),
         )
-        mask_rows(mask, group % batch, alive)
-        place = (group, batch, 0)
+        alive = all_alive[: rows[1] - rows[0]]
+        mask_rows(mask, bounds[1][group % batch], alive)
+        place, own_shape = (group, batch, 0), group_shape(bounds, group, sizes)
         left = rows_of(q, place), rows_of(k, place)
         right = rows_of(v, place), rows_of(out, place)
-        sides = (*left, *right, alive)
-        top, finite = _attend_group((favor, square), shape, sides, own, work)
+        sides = (*left, *right, alive, rows_part(given, rows, 1))
+        top, finite = _attend_group((favor, square), own_shape, sides, own, work)
         if not (finite and top < limit):
             return False
     return True
@@ -263,9 +276,9 @@ def _span_queries(options, shape, queries, features, own, held, work, particles)
 @helper(SUMS)
 def _span_keys(options, shape, keys, features, weights, held, work, spare, particles):
     """Pull back through the keys of a span, from its last block to its first."""
-    favor, square, scale, first, last = options
+    kind, square, first, last = options
     _, _, _, _, dim_v, n = shape
-    k, v, grad_k, grad_v = keys
+    k, v, grad_k, grad_v, grad_given = keys
     grad_sums, grad_z = held
     slopes, sum_panels, g_rows, all_dots, small = work
     copies, totals, key_panels = spare
@@ -275,7 +288,8 @@ def _span_keys(options, shape, keys, features, weights, held, work, spare, parti
         r0, end = b * BLOCK, min((b + 1) * BLOCK, size)
         rows, part, dots = end - r0, weights[r0:end], all_dots[r0:end]
         e_q, e_k = after(features[0], r0), after(features[1], r0)
-        g, grads = after(g_rows, r0), (after(grad_k, r0), after(grad_v, r0))
+        g, given = after(g_rows, r0), grad_given[r0:end]
+        grads = (after(grad_k, r0), after(grad_v, r0), given)
         _grad_products(square, after(v, r0), part, g, dots, dim_v, small)
         if last and end == size:
             clear(slopes, rows, n)
@@ -289,7 +303,7 @@ def _span_keys(options, shape, keys, features, weights, held, work, spare, parti
         _triangle(square, e_q, key_panels, n, rows, products)
         _mix_after(square, products, rows, g, dim_v, grads[1])
         tools, x = (slopes, copies, totals), after(k, r0)
-        finish_keys(favor, scale, e_k, x, part, grads, shape, grad_z, tools, particles)
+        finish_keys(kind, e_k, x, part, grads, shape, grad_z, tools, particles)
         if first and r0 == 0:
             break
         add_outer(e_q, n, rows, g, dim_v, grad_sums)
@@ -298,17 +312,17 @@ def _span_keys(options, shape, keys, features, weights, held, work, spare, parti
 
 @entry(SUMS)
 def attend_back(options, inputs, shape, kept, outputs, grads, first, end):
-    """Pull a gradient back; arguments as in `linear.attend_back`."""
+    """Pull a gradient back; arguments as in `linear.attend_back` and `attend`."""
     favor, scale, square = options[0], _f(options[1]), options[2]
-    q, k, v, positions, _ = inputs
-    batch, length, _, dim, dim_v, n = shape
+    q, k, v, particles, _, given = inputs
+    bounds, sizes, spans = shape
+    dim, dim_v, n = sizes
     e_q, e_k, inverses, weights, states = kept
-    grad_q, grad_k, grad_v, grad_positions = grads
-    stride, size = row_stride(n), n * (dim_v + 1)
-    panels, position_panels = aligned(n * dim), aligned(n * dim)
+    grad_q, grad_k, grad_v, grad_particles, grad_given = grads
+    stride, size, batch = row_stride(n), n * (dim_v + 1), bounds[0].shape[0] - 1
     sums, grad_sums = aligned(n * dim_v), aligned(n * dim_v)
     z, grad_z, ones = aligned(n), aligned(n), np.ones(n, _f)
-    deep = 0 if e_q.shape[0] else min(SPAN, length)
+    deep = 0 if e_q.shape[0] else min(SPAN, longest(bounds[0]))
     scratch_q, scratch_k = aligned(deep * stride), aligned(deep * stride)
     values = rows_at(aligned(BLOCK * dim_v), 0, dim_v)
     small = (values, aligned(BLOCK * dim_v), aligned(BLOCK * _WIDE))
@@ -317,59 +331,71 @@ def attend_back(options, inputs, shape, kept, outputs, grads, first, end):
     work = (slopes, aligned(n * dim_v), g_rows, dots, small)
     copies = rows_at(aligned(BLOCK * dim), 0, dim)
     spare = (copies, aligned(BLOCK), aligned(BLOCK * n))
-    spans = (length + SPAN - 1) // SPAN
+    both = make_sides(particles, n * dim, n)
+    panels = make_back_panels(particles, n * dim)
+    key_kind = (favor, scale, given.shape[0])
     for group in range(first, end):
-        begin = group // batch * n * dim
+        head = group // batch
         if group == first or group % batch == 0:
-            transpose_panels(positions, begin, dim, n, dim, scale, panels)
-            copy_panels(positions, begin, dim, n, dim, position_panels)
-        particles = (position_panels, part_of(grad_positions, group // batch, n * dim))
-        grad_sums[:], grad_z[:] = _ZERO, _ZERO
-        for s in range(spans - 1, -1, -1):
+            load_sides(particles, head, (dim, n), scale, both)
+            load_back(particles, head, (dim, n), panels)
+        pulled = back_sides(panels, grad_particles, head, (dim, n))
+        own_shape, rows = (
+            group_shape(bounds, group, sizes),
+            group_rows(bounds[0], group),
+        )
+        kept_q, kept_k = rows_part(e_q, rows, stride), rows_part(e_k, rows, stride)
+        before = rows_part(states, group_rows(spans, group), size)
+        grad_sums[:], grad_z[:], length = _ZERO, _ZERO, rows[1] - rows[0]
+        for s in range((length + SPAN - 1) // SPAN - 1, -1, -1):
             t0, t1 = s * SPAN, min((s + 1) * SPAN, length)
             if s:
-                state = states[(group * (spans - 1) + s - 1) * size :][:size]
+                state = before[(s - 1) * size :][:size]
                 z[:], sums[:] = state[:n], state[n:]
             else:
                 z[:], sums[:] = _ZERO, _ZERO
-            place, own = (group, batch, t0), part_of(weights, group, length)[t0:t1]
+            place, part = (group, batch, t0), (rows[0] + t0, rows[0] + t1)
+            own = rows_part(weights, part, 1)
             x, y, value = rows_of(q, place), rows_of(k, place), rows_of(v, place)
-            kept_q = part_of(e_q, group, length * stride)
-            kept_k = part_of(e_k, group, length * stride)
             features = (
                 feature_rows(kept_q, scratch_q, t0, n),
                 feature_rows(kept_k, scratch_k, t0, n),
             )
             if deep:
-                times_panels(x, t1 - t0, panels, dim, n, features[0])
-                times_panels(y, t1 - t0, panels, dim, n, features[1])
+                project(x, t1 - t0, both[0], dim, n, features[0])
+                project(y, t1 - t0, both[1], dim, n, features[1])
                 query_features(features[0], n, ones, dots[: t1 - t0])
                 repeat_key_features(features[1], n, own)
             sides = rows_of(outputs[0], place), rows_of(outputs[1], place)
             queries = (x, value, *sides, rows_of(grad_q, place))
-            rest = (part_of(inverses, group, length)[t0:t1], own)
+            rest = (rows_part(inverses, part, 1), own)
             kind, held = (square, scale, s == 0), (sums, z)
-            _span_queries(kind, shape, queries, features, rest, held, work, particles)
-            keys = (y, value, rows_of(grad_k, place), rows_of(grad_v, place))
-            ends = (favor, square, scale, s == 0, t1 == length)
-            pulled = (grad_sums, grad_z)
-            _span_keys(ends, shape, keys, features, own, pulled, work, spare, particles)
+            _span_queries(
+                kind, own_shape, queries, features, rest, held, work, pulled[0]
+            )
+            goals = rows_of(grad_k, place), rows_of(grad_v, place)
+            keys = (y, value, *goals, rows_part(grad_given, part, 1))
+            ends, held = (key_kind, square, s == 0, t1 == length), (grad_sums, grad_z)
+            _span_keys(
+                ends, own_shape, keys, features, own, held, work, spare, pulled[1]
+            )
 
 
-# Decoding. Arrays are C-contiguous float32: queries, keys and values
-# `(batch, heads, dim)`, sums `(batch, heads, dim_v + 1, features)` and shifts
+# Decoding. To make arrays of tensors, and to take them apart again, would take as long
+# as the loop: it gets their addresses. All are contiguous float32: queries, keys and
+# values `(batch, heads, dim)`, sums `(batch, heads, dim_v + 1, features)` and shifts
 # `(batch, heads, features)`. Positions are those of each head, or of one for all.
 
 
-@helper(SUMS)
-def _project(positions, head, scale, q, k, a_q, a_k):
-    dim = q.shape[0]
-    for c in range(a_q.shape[0]):
-        row, left, right = positions[head, c], _ZERO, _ZERO
-        for d in range(dim):
-            left += row[d] * q[d]
-            right += row[d] * k[d]
-        a_q[c], a_k[c] = scale * left, scale * right
+@intrinsic
+def _at(typing, address):
+    """Turn an address into a pointer to float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = context.get_value_type(signature.return_type)
+        return builder.inttoptr(arguments[0], kind)
+
+    return types.CPointer(types.float32)(types.int64), generate
 
 
 @helper(SUMS)
@@ -407,33 +433,46 @@ def _step(old, factors, phi_q, phi_k, value, new):
 
 
 @entry(SUMS)
-def decode(options, positions, token, state, new_state, out, first, end):
+def decode(options, shape, positions, token, state, new_state, out, first, end):
     """Add one token to the states from `first` to `end`; attend to all tokens so far.
 
-    `options` is whether the map is favor and the factor of the particles; `token` holds
-    q, k and v, `state` and `new_state` sums and shifts.
+    `options` is whether the map is favor and the factor of the particles; `shape` is
+    batch, heads, heads with particles of their own, dim, dim_v and features. The others
+    are addresses: `token` holds q, k and v, `state` and `new_state` sums and shifts.
     """
     favor, scale = options[0], _f(options[1])
-    q, k, v = token
-    sums, shift = state
-    new_sums, new_shift = new_state
-    particles, n, _ = positions.shape
-    _, heads, dim_v = v.shape
+    batch, heads, particles, dim, dim_v, n = shape
+    groups = batch * heads
+    rows = carray(_at(positions), (particles * n, dim))
+    q, k = carray(_at(token[0]), (groups, dim)), carray(_at(token[1]), (groups, dim))
+    v, target = (
+        carray(_at(token[2]), (groups, dim_v)),
+        carray(_at(out), (groups, dim_v)),
+    )
+    sums = carray(_at(state[0]), (groups, dim_v + 1, n))
+    new_sums = carray(_at(new_state[0]), (groups, dim_v + 1, n))
+    shift, higher = (
+        carray(_at(state[1]), (groups, n)),
+        carray(_at(new_state[1]), (groups, n)),
+    )
+    both, angles = np.empty((2, dim), _f), np.empty((n, 2), _f)
     a_q, a_k, factors = aligned(n), aligned(n), np.ones(n, _f)
     for group in range(first, end):
-        b, h = group // heads, group % heads
-        key = k[b, h]
-        _project(positions, h % particles, scale, q[b, h], key, a_q, a_k)
+        both[0], both[1] = q[group], k[group]
+        own = group % heads % particles * n
+        row_products(rows, own, 0, n, both, 0, 0, 2, dim, False, angles)
+        for c in range(n):
+            a_q[c], a_k[c] = scale * angles[c, 0], scale * angles[c, 1]
         if favor:
-            _favor(key, a_q, a_k, shift[b, h], new_shift[b, h], factors)
+            _favor(k[group], a_q, a_k, shift[group], higher[group], factors)
         else:
-            new_shift[b, h] = shift[b, h]
+            higher[group] = shift[group]
             _softmax(a_q, _ONE)
             _softmax(a_k, _f(math.sqrt(n)))
-        old, new = sums[b, h], new_sums[b, h]
+        old, new = sums[group], new_sums[group]
         normaliser = _step(old[dim_v], factors, a_q, a_k, _ONE, new[dim_v])
         # Without a key there is nothing to divide by, and the output is zero.
         inverse = _ONE / normaliser if normaliser != _ZERO else _ZERO
         for c in range(dim_v):
-            total = _step(old[c], factors, a_q, a_k, v[b, h, c], new[c])
-            out[b, h, c] = total * inverse
+            total = _step(old[c], factors, a_q, a_k, v[group, c], new[c])
+            target[group, c] = total * inverse

@@ -1,19 +1,21 @@
 """Compiled linear attention with exponential features, and its steps on blocks of rows.
 
-With `e = exp(w.x)` of queries and keys and a weight `c_j` of each key,
+With `e = exp(w.x + o)` of queries and keys and a weight `c_j` of each key,
 `a_i = e(q_i)' S / e(q_i)' z`, `S = sum_j e(k_j) c_j v_j'`, `z = sum_j e(k_j) c_j`. The
-weight is `exp(-|k|^2 / 2)` up to a factor, or one over the sum of the features, or zero
-where a mask removes the key.
+weight is `exp(-|k|^2 / 2)` up to a factor, or one over the sum of the features, times a
+weight that was given; or zero where a mask removes the key.
 
 The exponents of a query are shifted by their largest, which cancels; those of keys are
 not. The passes forwards look at the largest exponents of keys; whoever calls throws the
 result away if they leave the range in which nothing is lost, or if anything is not
 finite.
 
-Inputs are flat arrays with the distances of their sequences, heads and rows. A *group*
-is a head of a sequence; the sequences of a head follow one another. *Rows* are a flat
-array, where its first row begins, and the distance of rows. The sums S are kept in
-panels of 16 columns, `(group, panel, feature, 16)`.
+Inputs are flat arrays with the beginnings of their sequences and the distances of heads
+and of rows. A *group* is a head of a sequence; the sequences of a head follow one
+another. *Rows* are a flat array, where its first row begins, and the distance of rows.
+The sums S are kept in panels of 16 columns, `(group, panel, feature, 16)`. A *side* is
+what queries or keys meet: the particles of a head in panels, and their offsets, which
+may be empty.
 """
 
 import numpy as np
@@ -46,9 +48,9 @@ def rows_at(x, offset, stride):
 @helper(SUMS)
 def rows_of(x, place):
     """Rows of an array with its distances; `place` is a group, the batch and a row."""
-    array, (sequence, head, stride) = x
+    array, starts, (head, stride) = x
     group, batch, r0 = place
-    offset = (group % batch) * sequence + (group // batch) * head + r0 * stride
+    offset = starts[group % batch] + (group // batch) * head + r0 * stride
     return rows_at(array, offset, stride)
 
 
@@ -68,6 +70,39 @@ def row_of(x, r, columns):
 def part_of(x, group, size):
     """Take what belongs to a group, or nothing of nothing."""
     return x[group * size : (group + 1) * size] if x.shape[0] else x
+
+
+@helper(SUMS)
+def rows_part(x, rows, size):
+    """Take what belongs to some rows, first and end, or nothing of nothing."""
+    return x[rows[0] * size : rows[1] * size] if x.shape[0] else x
+
+
+@helper(SUMS)
+def group_rows(bounds, group):
+    """Rows of a group where the sequences of each head follow one another."""
+    batch = bounds.shape[0] - 1
+    head, sequence = group // batch, group % batch
+    before = head * bounds[batch]
+    return before + bounds[sequence], before + bounds[sequence + 1]
+
+
+@helper(SUMS)
+def longest(bounds):
+    """Give the length of the longest sequence."""
+    most = 0
+    for b in range(bounds.shape[0] - 1):
+        most = max(most, bounds[b + 1] - bounds[b])
+    return most
+
+
+@helper(SUMS)
+def group_shape(bounds, group, sizes):
+    """Give the batch, queries and keys of a group, dim, dim_v and features."""
+    batch = bounds[0].shape[0] - 1
+    first, end = group_rows(bounds[0], group)
+    begin, stop = group_rows(bounds[1], group)
+    return batch, end - first, stop - begin, sizes[0], sizes[1], sizes[2]
 
 
 @helper(SUMS)
@@ -104,6 +139,49 @@ def add_outer(e, n, rows, x, columns, sums):
     """Add sum_r e_r x_r' to sums in panels."""
     left, right = (e[1], 1, e[2], n), (x[1], PANEL, x[2], columns // PANEL)
     multiply(e[0], left, x[0], right, sums, (0, PANEL, n * PANEL), rows, True)
+
+
+@helper(SUMS)
+def make_sides(particles, size, n):
+    """Make room for what queries and keys meet; the same if they meet the same."""
+    _, key_positions, offsets, key_offsets = particles
+    queries = (aligned(size), aligned(n if offsets.shape[0] else 0))
+    if key_positions.shape[0] == 0:
+        return queries, queries
+    return queries, (aligned(size), aligned(n if key_offsets.shape[0] else 0))
+
+
+@helper(SUMS)
+def _load_side(positions, offsets, head, sizes, scale, side):
+    panels, shifts = side
+    dim, n = sizes
+    transpose_panels(positions, head * n * dim, dim, n, dim, scale, panels)
+    for c in range(shifts.shape[0]):
+        shifts[c] = scale * offsets[head * n + c]
+    return all_finite(panels) and all_finite(shifts)
+
+
+@helper(SUMS)
+def load_sides(particles, head, sizes, scale, sides):
+    """Write the particles of a head as panels; give if all are finite."""
+    positions, key_positions, offsets, key_offsets = particles
+    finite = _load_side(positions, offsets, head, sizes, scale, sides[0])
+    if key_positions.shape[0]:
+        finite &= _load_side(key_positions, key_offsets, head, sizes, scale, sides[1])
+    return finite
+
+
+@helper(SUMS)
+def project(x, rows, side, dim, n, e):
+    """Write the exponents of rows."""
+    panels, offsets = side
+    if offsets.shape[0] == 0:
+        times_panels(x, rows, panels, dim, n, e)
+        return
+    for r in range(rows):
+        row_of(e, r, n)[:] = offsets
+    left, right = (x[1], x[2], 1, rows), (0, dim * PANEL, PANEL, n // PANEL)
+    multiply(x[0], left, panels, right, e[0], (e[1], e[2], PANEL), dim, True)
 
 
 # A nan in an input is in all exponents of its row: the first element tells.
@@ -173,7 +251,7 @@ def key_features(favor, e, n, weights, alive, z):
         largest, total = key_row(row)
         top = max(top, largest)
         if not favor:
-            weights[r] = _ONE / total
+            weights[r] /= total
         _add_row(row, weights[r], z)
     return top
 
@@ -199,28 +277,34 @@ def all_finite(x):
 
 
 @helper(SUMS)
-def mask_rows(mask, sequence, alive):
+def mask_rows(mask, start, alive):
     """Write which keys of a sequence there are."""
-    m = alive.shape[0]
-    for j in range(m):
-        alive[j] = mask.shape[0] == 0 or mask[sequence * m + j]
+    for j in range(alive.shape[0]):
+        alive[j] = mask.shape[0] == 0 or mask[start + j]
 
 
 @helper(SUMS)
-def key_weights(favor, k, alive, dim, weights):
-    """Write favor's weights exp(-|k|^2 / 2) over the largest; give their log range."""
-    if not favor:
+def key_weights(favor, k, alive, dim, given, weights):
+    """Write weights, favor's with exp(-|k|^2 / 2), over the largest.
+
+    `given` holds logarithms of weights, or nothing. Gives the range of logarithms.
+    """
+    if not favor and given.shape[0] == 0:
+        weights[:] = _ONE
         return _ZERO
     least, most = _f(np.inf), _f(-np.inf)
     for j in range(weights.shape[0]):
-        half = _ZERO
+        less = _ZERO
         if alive[j]:
-            row = row_of(k, j, dim)
-            for c in range(dim):
-                half += row[c] * row[c]
-            half *= _HALF
-            least, most = min(least, half), max(most, half)
-        weights[j] = half
+            if favor:
+                row = row_of(k, j, dim)
+                for c in range(dim):
+                    less += row[c] * row[c]
+                less *= _HALF
+            if given.shape[0]:
+                less -= given[j]
+            least, most = min(least, less), max(most, less)
+        weights[j] = less
     for j in range(weights.shape[0]):
         weights[j] = exp(least - weights[j])
     return max(most - least, _ZERO)
@@ -260,11 +344,11 @@ def normalise(out, dim, totals):
 def _sum_keys(favor, shape, keys, work, kept, held):
     """Sum over the keys of a group; give the largest exponent plus the range of c."""
     _, _, m, dim, dim_v, n = shape
-    k, v, alive, weights = keys
-    panels, scratch, values = work
+    k, v, alive, given, weights = keys
+    side, scratch, values = work
     sums, z = held
     sums[:], z[:], top = _ZERO, _ZERO, _ZERO
-    spread = key_weights(favor, k, alive, dim, weights)
+    spread = key_weights(favor, k, alive, dim, given, weights)
     for r0 in range(0, m, BLOCK):
         rows = min(BLOCK, m - r0)
         own, real = weights[r0 : r0 + rows], alive[r0 : r0 + rows]
@@ -272,7 +356,7 @@ def _sum_keys(favor, shape, keys, work, kept, held):
             own[:] = _ZERO
             continue
         e = feature_rows(kept, scratch, r0, n)
-        times_panels(after(k, r0), rows, panels, dim, n, e)
+        project(after(k, r0), rows, side, dim, n, e)
         top = max(top, key_features(favor, e, n, own, real, z))
         weighted_rows(after(v, r0), own, dim_v, values)
         add_outer(e, n, rows, values, dim_v, sums)
@@ -284,14 +368,14 @@ def _apply_queries(shape, queries, work, kept, held):
     """Apply the sums to the queries of a group; give whether all was finite."""
     _, length, _, dim, dim_v, n = shape
     q, out, inverses = queries
-    panels, scratch, _ = work
+    side, scratch, _ = work
     sums, z = held
     finite = True
     for r0 in range(0, length, BLOCK):
         own, block = inverses[r0 : min(r0 + BLOCK, length)], after(out, r0)
         rows = own.shape[0]
         e = feature_rows(kept, scratch, r0, n)
-        times_panels(after(q, r0), rows, panels, dim, n, e)
+        project(after(q, r0), rows, side, dim, n, e)
         finite &= query_features(e, n, z, own)
         times_panels(e, rows, sums, n, dim_v, block)
         normalise(block, dim_v, own)
@@ -302,38 +386,46 @@ def _apply_queries(shape, queries, work, kept, held):
 def attend(options, inputs, shape, kept, out, limit, first, end):
     """Attend in the groups from `first` to `end`; give whether nothing was lost.
 
-    `options` is whether weights are favor's and the factor of the particles; `inputs`
-    holds q, k, v, each with its distances, the particles and the mask, which may be
-    empty; `shape` is the batch, queries, keys, dim, dim_v and features. `kept` receives
-    features of queries and keys (if not empty), one over the normalisers, weights, S
-    and z.
+    `options` is whether weights are favor's and the factor of the particles. `inputs`
+    holds q, k, v, each with its places; positions and offsets of what queries and of
+    what keys meet; the mask and logarithms of weights of the keys. The last seven may
+    be empty: keys without positions meet what queries meet. `shape` is where the
+    sequences of queries and of keys begin and end among the rows of a head, and dim,
+    dim_v and features. `kept` receives features of queries and keys (if not empty), one
+    over the normalisers, weights, S and z.
     """
     favor, scale = options[0], _f(options[1])
-    q, k, v, positions, mask = inputs
-    batch, length, m, dim, dim_v, n = shape
+    q, k, v, particles, mask, given = inputs
+    bounds, sizes = shape
+    dim, dim_v, n = sizes
     e_q, e_k, inverses, weights, sums, z = kept
-    stride, panels = row_stride(n), aligned(n * dim)
+    stride, batch = row_stride(n), bounds[0].shape[0] - 1
+    query_side, key_side = sides = make_sides(particles, n * dim, n)
     values = rows_at(aligned(BLOCK * dim_v), 0, dim_v)
-    work = (panels, aligned(BLOCK * stride), values)
-    alive = np.empty(m, np.bool_)
+    scratch, alive = aligned(BLOCK * stride), np.empty(longest(bounds[1]), np.bool_)
     for group in range(first, end):
-        if group == first or group % batch == 0:
-            begin = group // batch * n * dim
-            transpose_panels(positions, begin, dim, n, dim, scale, panels)
-            if not all_finite(panels):
-                return False
-        place = (group, batch, 0)
-        held = part_of(sums, group, n * dim_v), part_of(z, group, n)
-        mask_rows(mask, group % batch, alive)
-        sides = rows_of(k, place), rows_of(v, place)
-        keys = (*sides, alive, part_of(weights, group, m))
-        features = part_of(e_k, group, m * stride)
-        if not _sum_keys(favor, shape, keys, work, features, held) < limit:
+        begins = group == first or group % batch == 0
+        if begins and not load_sides(particles, group // batch, (dim, n), scale, sides):
             return False
-        sides = rows_of(q, place), rows_of(out, place)
-        queries = (*sides, part_of(inverses, group, length))
-        features = part_of(e_q, group, length * stride)
-        if not _apply_queries(shape, queries, work, features, held):
+        place, own_shape = (group, batch, 0), group_shape(bounds, group, sizes)
+        rows, key_rows = group_rows(bounds[0], group), group_rows(bounds[1], group)
+        held = part_of(sums, group, n * dim_v), part_of(z, group, n)
+        real = alive[: key_rows[1] - key_rows[0]]
+        mask_rows(mask, bounds[1][group % batch], real)
+        keys = (
+            rows_of(k, place),
+            rows_of(v, place),
+            real,
+            rows_part(given, key_rows, 1),
+            rows_part(weights, key_rows, 1),
+        )
+        features, work = rows_part(e_k, key_rows, stride), (key_side, scratch, values)
+        if not _sum_keys(favor, own_shape, keys, work, features, held) < limit:
+            return False
+        own = rows_of(q, place), rows_of(out, place)
+        queries = (*own, rows_part(inverses, rows, 1))
+        features, work = rows_part(e_q, rows, stride), (query_side, scratch, values)
+        if not _apply_queries(own_shape, queries, work, features, held):
             return False
     return True
 
@@ -361,8 +453,24 @@ def query_slopes(scale, e, n, dots, z, slopes):
 
 
 @helper(SUMS)
-def key_slopes(favor, scale, e, n, weights, grad_z, slopes, totals):
-    """Turn gradients of the features of keys into those of their exponents."""
+def _share(given, row, weight):
+    """Give what features are multiplied with so that they sum to one."""
+    if given == 0:
+        return weight
+    total = _ZERO
+    for c in range(row.shape[0]):
+        total += row[c]
+    return _ONE / total if total > _ZERO else _ZERO
+
+
+@helper(SUMS)
+def key_slopes(kind, e, n, weights, grad_z, slopes, totals):
+    """Turn gradients of the features of keys into those of their exponents.
+
+    `kind` is whether weights are favor's, the factor of the particles and how many
+    weights were given.
+    """
+    favor, scale, given = kind
     for r in range(weights.shape[0]):
         slope, own = row_of(slopes, r, n), row_of(e, r, n)
         weight, total = weights[r], _ZERO
@@ -371,32 +479,42 @@ def key_slopes(favor, scale, e, n, weights, grad_z, slopes, totals):
             total += slope[c]
         totals[r] = total
         if not favor:
-            less = total * weight
+            less = total * _share(given, own, weight)
             for c in range(n):
                 slope[c] = scale * (slope[c] - less * own[c])
 
 
 @helper(SUMS)
 def pull_rows(x, grad_x, rows, dim, n, slopes, particles):
-    """Turn gradients of exponents into those of inputs and, if wanted, particles."""
-    position_panels, grad_positions = particles
+    """Turn gradients of exponents into those of inputs and, if wanted, particles.
+
+    `particles` holds positions in panels, and gradients of positions and offsets.
+    """
+    position_panels, grad_positions, grad_offsets = particles
     times_panels(slopes, rows, position_panels, n, dim, grad_x)
     if grad_positions.shape[0]:
         left, right = (slopes[1], 1, slopes[2], n), (x[1], PANEL, x[2], dim // PANEL)
         goal = (0, dim, PANEL)
         multiply(slopes[0], left, x[0], right, grad_positions, goal, rows, True)
+    if grad_offsets.shape[0]:
+        for r in range(rows):
+            _add_row(row_of(slopes, r, n), _ONE, grad_offsets)
 
 
 @helper(SUMS)
-def finish_keys(favor, scale, e, k, weights, grads, shape, grad_z, work, particles):
+def finish_keys(kind, e, k, weights, grads, shape, grad_z, work, particles):
     """Pull gradients of features back to keys; put weights into those of values.
 
-    `grads` are the rows of both, those of values still without their weights.
+    `kind` as in `key_slopes`. `grads` are the rows of both, those of values still
+    without their weights, and those of the weights that were given.
     """
     _, _, _, dim, dim_v, n = shape
-    grad_k, grad_v = grads
+    favor = kind[0]
+    grad_k, grad_v, grad_given = grads
     slopes, keys, totals = work
-    key_slopes(favor, scale, e, n, weights, grad_z, slopes, totals)
+    key_slopes(kind, e, n, weights, grad_z, slopes, totals)
+    for r in range(grad_given.shape[0]):
+        grad_given[r] = totals[r]
     masked_rows(k, weights, dim, keys)
     pull_rows(keys, grad_k, weights.shape[0], dim, n, slopes, particles)
     for r in range(weights.shape[0]):
@@ -415,7 +533,7 @@ def _pull_queries(scale, shape, queries, kept, held, work, results, particles):
     _, length, _, dim, dim_v, n = shape
     q, out, grad, grad_q, inverses = queries
     sum_panels, z = held
-    panels, scratch, slopes, g, dots = work
+    side, scratch, slopes, g, dots = work
     grad_sums, grad_z = results
     ones = np.ones(n, _f)
     for r0 in range(0, length, BLOCK):
@@ -423,7 +541,7 @@ def _pull_queries(scale, shape, queries, kept, held, work, results, particles):
         rows = own.shape[0]
         e = feature_rows(kept, scratch, r0, n)
         if not kept.shape[0]:
-            times_panels(x, rows, panels, dim, n, e)
+            project(x, rows, side, dim, n, e)
             query_features(e, n, ones, dots[:rows])
         grad_rows(after(out, r0), after(grad, r0), own, dim_v, g, dots)
         add_outer(e, n, rows, g, dim_v, grad_sums)
@@ -434,30 +552,60 @@ def _pull_queries(scale, shape, queries, kept, held, work, results, particles):
 
 
 @helper(SUMS)
-def _pull_keys(options, shape, keys, kept, sum_panels, work, results, particles):
+def _pull_keys(kind, shape, keys, kept, sum_panels, work, results, particles):
     """Pull back through the keys and values of a group."""
-    favor, scale = options
     _, _, m, dim, dim_v, n = shape
-    k, v, grad_k, grad_v, weights = keys
-    panels, scratch, slopes, values, copies, totals = work
+    k, v, grad_k, grad_v, grad_given, weights = keys
+    side, scratch, slopes, values, copies, totals = work
     grad_sums, grad_z = results
     flip_panels(grad_sums, n, dim_v, sum_panels)
     for r0 in range(0, m, BLOCK):
         own, x = weights[r0 : min(r0 + BLOCK, m)], after(k, r0)
-        rows, grads = own.shape[0], (after(grad_k, r0), after(grad_v, r0))
+        rows, given = own.shape[0], grad_given[r0 : r0 + own.shape[0]]
+        grads = (after(grad_k, r0), after(grad_v, r0), given)
         if not own.max() > _ZERO:
             clear(grads[0], rows, dim)
             clear(grads[1], rows, dim_v)
+            given[:] = _ZERO
             continue
         e = feature_rows(kept, scratch, r0, n)
         if not kept.shape[0]:
-            times_panels(x, rows, panels, dim, n, e)
+            project(x, rows, side, dim, n, e)
             repeat_key_features(e, n, own)
         masked_rows(after(v, r0), own, dim_v, values)
         times_panels(e, rows, grad_sums, n, dim_v, grads[1])
         times_panels(values, rows, sum_panels, dim_v, n, slopes)
         small = (slopes, copies, totals)
-        finish_keys(favor, scale, e, x, own, grads, shape, grad_z, small, particles)
+        finish_keys(kind, e, x, own, grads, shape, grad_z, small, particles)
+
+
+@helper(SUMS)
+def make_back_panels(particles, size):
+    """Make room for the positions of both sides in panels, or of one if it is both."""
+    queries = aligned(size)
+    return queries, aligned(size) if particles[1].shape[0] else queries
+
+
+@helper(SUMS)
+def load_back(particles, head, sizes, panels):
+    """Write the positions of a head, which gradients are multiplied with, as panels."""
+    dim, n = sizes
+    positions, key_positions = particles[0], particles[1]
+    copy_panels(positions, head * n * dim, dim, n, dim, panels[0])
+    if key_positions.shape[0]:
+        copy_panels(key_positions, head * n * dim, dim, n, dim, panels[1])
+
+
+@helper(SUMS)
+def back_sides(panels, grads, head, sizes):
+    """Give positions in panels with the gradients of the particles, for both sides."""
+    size, n = sizes[0] * sizes[1], sizes[1]
+    queries = (panels[0], part_of(grads[0], head, size), part_of(grads[2], head, n))
+    return queries, (
+        panels[1],
+        part_of(grads[1], head, size),
+        part_of(grads[3], head, n),
+    )
 
 
 @entry(SUMS)
@@ -465,49 +613,52 @@ def attend_back(options, inputs, shape, kept, outputs, grads, first, end):
     """Pull a gradient back in the groups from `first` to `end`.
 
     `outputs` holds the output and its gradient, `grads` those of q, k and v, each with
-    its distances, and of the particles, which may be empty. The particles of a head
-    belong to one thread: with a gradient of theirs, `first` and `end` are multiples of
-    the batch.
+    its places, of positions and offsets of what queries and keys meet, and of the
+    logarithms of weights; the last five may be empty. The particles of a head belong to
+    one thread: with a gradient of theirs, `first` and `end` are multiples of the batch.
     """
     favor, scale = options[0], _f(options[1])
-    q, k, v, positions, _ = inputs
+    q, k, v, particles, _, given = inputs
     out, grad = outputs
-    batch, length, m, dim, dim_v, n = shape
+    bounds, sizes = shape
+    dim, dim_v, n = sizes
     e_q, e_k, inverses, weights, sums, z = kept
-    grad_q, grad_k, grad_v, grad_positions = grads
-    stride, size = row_stride(n), n * dim_v
-    panels, position_panels = aligned(n * dim), aligned(n * dim)
+    grad_q, grad_k, grad_v, grad_particles, grad_given = grads
+    stride, size, batch = row_stride(n), n * dim_v, bounds[0].shape[0] - 1
+    query_side, key_side = sides = make_sides(particles, n * dim, n)
+    panels = make_back_panels(particles, n * dim)
     sum_panels, grad_sums = aligned(size), aligned(size)
     slopes = rows_at(aligned(BLOCK * stride), 0, stride)
     values = rows_at(aligned(BLOCK * dim_v), 0, dim_v)
     copies = rows_at(aligned(BLOCK * dim), 0, dim)
     dots = aligned(BLOCK)
     grad_z, scratch = aligned(n), aligned(BLOCK * stride)
-    for_queries = (panels, scratch, slopes, values, dots)
-    for_keys = (panels, scratch, slopes, values, copies, dots)
-    results = (grad_sums, grad_z)
+    for_queries = (query_side, scratch, slopes, values, dots)
+    for_keys = (key_side, scratch, slopes, values, copies, dots)
+    results, kind = (grad_sums, grad_z), (favor, scale, given.shape[0])
     for group in range(first, end):
-        begin = group // batch * n * dim
+        head = group // batch
         if group == first or group % batch == 0:
-            transpose_panels(positions, begin, dim, n, dim, scale, panels)
-            copy_panels(positions, begin, dim, n, dim, position_panels)
-        particles = (position_panels, part_of(grad_positions, group // batch, n * dim))
+            load_sides(particles, head, (dim, n), scale, sides)
+            load_back(particles, head, (dim, n), panels)
+        pulled = back_sides(panels, grad_particles, head, (dim, n))
         flip_panels(part_of(sums, group, size), n, dim_v, sum_panels)
-        place = (group, batch, 0)
+        place, own_shape = (group, batch, 0), group_shape(bounds, group, sizes)
+        rows, key_rows = group_rows(bounds[0], group), group_rows(bounds[1], group)
         grad_sums[:], grad_z[:] = _ZERO, _ZERO
-        sides = rows_of(q, place), rows_of(out, place)
+        own = rows_of(q, place), rows_of(out, place)
         goals = rows_of(grad, place), rows_of(grad_q, place)
-        queries = (*sides, *goals, part_of(inverses, group, length))
-        features = part_of(e_q, group, length * stride)
+        queries = (*own, *goals, rows_part(inverses, rows, 1))
+        features = rows_part(e_q, rows, stride)
         held = (sum_panels, part_of(z, group, n))
         _pull_queries(
-            scale, shape, queries, features, held, for_queries, results, particles
+            scale, own_shape, queries, features, held, for_queries, results, pulled[0]
         )
-        sides = rows_of(k, place), rows_of(v, place)
+        own = rows_of(k, place), rows_of(v, place)
         goals = rows_of(grad_k, place), rows_of(grad_v, place)
-        keys = (*sides, *goals, part_of(weights, group, m))
-        features = part_of(e_k, group, m * stride)
-        kind = (favor, scale)
+        both = rows_part(grad_given, key_rows, 1), rows_part(weights, key_rows, 1)
+        keys = (*own, *goals, *both)
+        features = rows_part(e_k, key_rows, stride)
         _pull_keys(
-            kind, shape, keys, features, sum_panels, for_keys, results, particles
+            kind, own_shape, keys, features, sum_panels, for_keys, results, pulled[1]
         )

@@ -81,23 +81,17 @@ class HeadParticles(NamedTuple):
         weight = key_log_weight(k, self.key_tilt, key_mask).exp().unsqueeze(-1)
         if key_mask is not None:
             weight = weight.masked_fill(~key_mask[:, None, :, None], 0)
-        q, k, for_queries, for_keys = self._operands(q, k)
-        return self.feature_map(q, for_queries), self.feature_map(k, for_keys) * weight
+        # A one is appended for the offsets.
+        q, k = (functional.pad(x, (0, 1), value=1.0) for x in self._scaled(q, k))
+        sides = map(Particles, self.positions.chunk(2, dim=-1))
+        phi_q, phi_k = map(self.feature_map, (q, k), sides)
+        return phi_q, phi_k * weight
 
-    def _operands(
-        self, q: Tensor, k: Tensor
-    ) -> tuple[Tensor, Tensor, Particles, Particles]:
-        """Append a one for the offsets to queries and keys; add their particles."""
-        if self.feature_map.imitates_softmax:
-            scale = q.shape[-1] ** -0.25
-            q, k = q * scale, k * scale
-        # In the order of the projections, so that heads are joined without a copy.
-        q, k = (
-            functional.pad(x.transpose(1, 2), (0, 1), value=1.0).transpose(1, 2)
-            for x in (q, k)
-        )
-        for_queries, for_keys = self.positions.chunk(2, dim=-1)
-        return q, k, Particles(for_queries), Particles(for_keys)
+    def _scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.feature_map.imitates_softmax:
+            return q, k
+        scale = q.shape[-1] ** -0.25
+        return q * scale, k * scale
 
     def kernel(self, q: Tensor, k: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """Write out `phi(q_i) . phi(k_j)`."""
@@ -119,18 +113,22 @@ class HeadParticles(NamedTuple):
         """Attend in linear time."""
         dtype = torch.promote_types(v.dtype, torch.float32)
         q, k, values = (x.to(dtype) for x in (q, k, v))
-        full = self.to(q)
-        weight = key_log_weight(k, full.key_tilt, key_mask)
-        q, k, for_queries, for_keys = full._operands(q, k)
+        full, dim = self.to(q), q.shape[-1]
+        weight = tilted(k, full.key_tilt)
+        q, k = self._scaled(q, k)
+        # In the order of the projections, so that heads are joined without a copy.
+        q = q.transpose(1, 2).contiguous().transpose(1, 2)
+        queries, keys = full.positions.chunk(2, dim=-1)
         return kernel_attention(
             q,
             k,
             values,
-            for_queries,
+            Particles(queries[..., :dim]),
             self.feature_map,
             key_mask,
-            key_particles=for_keys,
+            key_particles=Particles(keys[..., :dim]),
             key_log_weight=weight,
+            offsets=(queries[..., dim], keys[..., dim]),
         ).to(v.dtype)
 
 
@@ -140,12 +138,17 @@ def mean_key_particle(positions: Tensor) -> Tensor:
     return positions[..., half:-1].mean(dim=-2)
 
 
-def key_log_weight(k: Tensor, tilt: Tensor, key_mask: Tensor | None) -> Tensor:
-    """Evaluate `t . k` less the largest of its sequence, zero in the padding."""
+def tilted(k: Tensor, tilt: Tensor) -> Tensor:
+    """Evaluate `t . k`, shape `(batch, heads, n)`."""
     # A row times a matrix: libraries are slower by times at a matrix times a column.
     flat = k.transpose(0, 1).reshape(len(tilt), -1, k.shape[-1]).transpose(1, 2)
     exponent = torch.bmm(tilt.unsqueeze(1), flat).view(len(tilt), len(k), -1)
-    exponent = exponent.transpose(0, 1)  # (batch, heads, n)
+    return exponent.transpose(0, 1)
+
+
+def key_log_weight(k: Tensor, tilt: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Evaluate `t . k` less the largest of its sequence, zero in the padding."""
+    exponent = tilted(k, tilt)
     if key_mask is None:
         return exponent - exponent.detach().amax(dim=-1, keepdim=True)
     hidden = ~key_mask.unsqueeze(1)

@@ -22,6 +22,7 @@ from coulomb._support.archive import (
     write_whole,
 )
 from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
+from coulomb.attention.ops import tuning
 from coulomb.text.data import Corpus
 from coulomb.text.settings import TextSettings
 from coulomb.text.tasks import load_data
@@ -354,5 +355,6 @@ def describe_environment() -> dict[str, Any]:
         "system": platform.system(),
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
+        "attention_model": tuning.identity(),
         **{name: version(name) for name in packages},
     }

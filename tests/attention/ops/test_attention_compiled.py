@@ -1,6 +1,8 @@
 """The compiled loops against the quadratic twin and against the torch path."""
 
 from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from coulomb.attention import (
     decode_step,
     init_state,
     kernel_attention,
+    packed_attention,
     prefill,
 )
 from coulomb.attention.ops import compiled as _compiled
@@ -31,10 +34,9 @@ def kinds(monkeypatch):
     found = []
     forward = _compiled.forward
 
-    def spy(problem, operands, out):
-        kept = forward(problem, operands, out)
-        if _compiled.kind_of(problem, *operands[:4]):
-            found.append(kept.kind if kept else None)
+    def spy(*arguments):
+        kept = forward(*arguments)
+        found.append(kept.kind if kept else None)
         return kept
 
     monkeypatch.setattr(_compiled, "forward", spy)
@@ -90,6 +92,116 @@ def test_equals_its_twin(name, kind, n, masked, kept, kinds, monkeypatch):
     ours = gradients(attend(name, **options), case)
     assert kinds == [kind]
     assert_close(ours, twin(name, case, **options))
+
+
+class Sides(NamedTuple):
+    """What keys meet, offsets of both sides and logarithms of weights."""
+
+    keys: torch.Tensor
+    offset: torch.Tensor
+    key_offset: torch.Tensor
+    weights: torch.Tensor
+
+
+def draw_sides(case):
+    other = single("favor", n=1, seed=5).particles.positions
+    generator = torch.Generator().manual_seed(3)
+    offsets = torch.randn(2, *other.shape[:-1], generator=generator)
+    weights = torch.randn(case.k.shape[:-1], generator=generator)
+    return Sides(other, *offsets, weights)
+
+
+def with_sides(attention, name, case, sides, **options):
+    """Give the output and every gradient, with what may differ between the sides."""
+    leaves = [*case[:3], case.particles.positions, *sides]
+    leaves = [x.detach().clone().requires_grad_() for x in leaves]
+    q, k, v, positions, keys, offset, key_offset, weights = leaves
+    out = attention(
+        *(q, k, v, Particles(positions), name),
+        key_particles=Particles(keys),
+        key_log_weight=weights,
+        offsets=(offset, key_offset),
+        **options,
+    )
+    loss = (out * torch.linspace(-1, 1, out.numel()).to(out).view(out.shape)).sum()
+    return out.detach(), *torch.autograd.grad(loss, leaves)
+
+
+def doubled(values):
+    return type(values)(*(x.double() for x in values))
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "kind, n", [("linear", 210), ("causal", 610), ("causal", 5), ("quadratic", 20)]
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_sides_offsets_and_weights(name, kind, n, masked, kept, kinds, monkeypatch):
+    monkeypatch.setattr("coulomb.attention.ops.api._KEPT_BYTES", kept << 40)
+    case = single(name, n=n)
+    sides = draw_sides(case)
+    options = {
+        "key_mask": padding(case) if masked else None,
+        "causal": kind == "causal",
+    }
+    ours = with_sides(kernel_attention, name, case, sides, **options)
+    assert kinds == [kind]
+    wide = case._replace(
+        **{x: getattr(case, x).double() for x in "qkv"},
+        particles=doubled(case.particles),
+    )
+    twin = with_sides(reference.kernel_attention, name, wide, doubled(sides), **options)
+    assert_close(ours, twin)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_far_apart_are_left_to_torch(name, kinds):
+    case = single(name, n=210)
+    sides = draw_sides(case)
+    sides = sides._replace(weights=40 * sides.weights)
+    ours = with_sides(kernel_attention, name, case, sides)
+    assert kinds == [None]
+    wide = case._replace(
+        **{x: getattr(case, x).double() for x in "qkv"},
+        particles=doubled(case.particles),
+    )
+    assert_close(
+        ours, with_sides(reference.kernel_attention, name, wide, doubled(sides))
+    )
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    "bounds, causal",
+    [
+        ([0, 4, 4, 5, 25, 40], False),
+        ([0, 4, 4, 5, 185, 800], False),
+        ([0, 4, 4, 5, 185, 800], True),
+        ([0, 0, 30], True),
+    ],
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_packed_sequences(name, bounds, causal, weighted, kept, kinds, monkeypatch):
+    monkeypatch.setattr("coulomb.attention.ops.api._KEPT_BYTES", kept << 40)
+    case = single(name, batch=1, n=bounds[-1])
+    weights = torch.randn(bounds[-1], 2, generator=torch.Generator().manual_seed(3))
+    cu_seqlens = torch.tensor(bounds)
+
+    def run(attention, q, k, v, particles):
+        rows = (x.squeeze(0).transpose(0, 1) for x in (q, k, v))
+        weight = {"key_log_weight": weights.to(q)} if weighted else {}
+        return attention(*rows, particles, name, cu_seqlens, causal=causal, **weight)
+
+    ours = gradients(partial(run, packed_attention), case)
+    short = max(b - a for a, b in pairwise(bounds)) <= 96
+    assert kinds == ["causal" if causal else "quadratic" if short else "linear"]
+    wide = case._replace(
+        **{x: getattr(case, x).double() for x in "qkv"},
+        particles=doubled(case.particles),
+    )
+    assert_close(ours, gradients(partial(run, reference.packed_attention), wide))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,6 +5,7 @@ import torch
 from attention_cases import MAPS, make_case, padding
 
 from coulomb.attention import decode_step, init_state, kernel_attention, prefill
+from coulomb.features import Particles
 
 
 def decode(state, case, name, start=0):
@@ -86,3 +87,19 @@ def test_message():
     state = init_state(case.particles, "elu", batch=2, heads=2, dim_v=2)
     with pytest.raises(ValueError, match=r"must have shape \(batch, heads, dim\); got"):
         decode_step(state, *case, "elu")
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 5), (2, 4, 3), (3, 5, 3)])
+def test_wrong_particles_are_named_before_the_loops_see_them(shape, monkeypatch):
+    monkeypatch.setattr("coulomb.attention.ops.compiled._FEWEST_DECODED", 0)
+    case = make_case("favor", dtype=torch.float32)
+    state = init_state(case.particles, "favor", batch=2, heads=2, dim_v=2)
+    q, k, v = (x[:, :, 0] for x in case[:3])
+    if shape != (2, 4, 3):  # other than those that the state was made with
+        with pytest.raises(ValueError, match=r"particles.positions` must have"):
+            decode_step(state, q, k, v, Particles(torch.zeros(shape)), "favor")
+    else:
+        with pytest.raises(RuntimeError, match="must match the size"):
+            decode_step(state, q, k, v, Particles(torch.zeros(shape)), "favor")
+    with pytest.raises(ValueError, match="must have shape"):
+        decode_step(state, q, k, v[..., 0], case.particles, "favor")

@@ -190,3 +190,55 @@ def test_messages():
         kernel_attention(*case, "elu", key_log_weight=weights[:, :1])
     with pytest.raises(TypeError, match="`key_log_weight` must be a floating-point"):
         kernel_attention(*case, "elu", key_log_weight=weights.long())
+    offsets = keys.positions[..., 0], keys.positions[:, :3, 0]
+    with pytest.raises(ValueError, match=r"offsets\[1\]` must have shape \(heads"):
+        kernel_attention(*case, "elu", offsets=offsets)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", MAPS)
+def test_offsets_are_one_more_column(name, causal, traced):
+    """`w.x + a` is the product of `(w, a)` and `(x, 1)`."""
+    case, keys, weights = sides(name, n=20)
+    drawn = torch.randn(2, 2, 5, generator=torch.Generator()).to(case.q)
+    column = torch.ones_like(case.q[..., :1])
+    options = {"causal": causal, "key_log_weight": weights}
+
+    def ours(q, k, positions, key_positions, offsets):
+        return kernel_attention(
+            *(q, k, case.v, Particles(positions, case.particles.phases), name),
+            key_particles=Particles(key_positions, keys.phases),
+            offsets=tuple(offsets),
+            **options,
+        )
+
+    def columns(q, k, positions, key_positions, offsets):
+        q, k = (torch.cat([x, column], dim=-1) for x in (q, k))
+        w, u = (
+            torch.cat([x, a.unsqueeze(-1)], dim=-1)
+            for x, a in zip((positions, key_positions), offsets, strict=True)
+        )
+        return kernel_attention(
+            *(q, k, case.v, Particles(w, case.particles.phases), name),
+            key_particles=Particles(u, keys.phases),
+            **options,
+        )
+
+    leaves = *case[:2], case.particles.positions, keys.positions, drawn
+    results = []
+    for function in (ours, columns):
+        grad = torch.func.grad if traced else _grad
+        every = grad(
+            lambda *x, f=function: f(*x).square().sum(), argnums=tuple(range(5))
+        )(*leaves)
+        results.append((function(*leaves), *every))
+    assert_all_close(*results, rtol=1e-7, atol=1e-9)
+
+
+def _grad(function, argnums):
+    def run(*values):
+        leaves = [x.clone().requires_grad_() for x in values]
+        return torch.autograd.grad(function(*leaves), leaves)
+
+    return run

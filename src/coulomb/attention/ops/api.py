@@ -8,26 +8,24 @@ added to a normaliser.
 Half-precision operands are computed in float32; the output has the precision of `v`.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from coulomb._support.checks import sequence_bounds
-from coulomb.attention.ops import checks, traceable
-from coulomb.attention.ops.autograd import FusedAttention, cheaper_form
-from coulomb.attention.ops.blocked import BlockIndex, Problem
+from coulomb.attention.ops import blocked, checks, compiled, traceable, tuning
+from coulomb.attention.ops.block_maps import Side, Workspace, borrowed, make_map
+from coulomb.attention.ops.blocked import Block, BlockIndex, Gradients, Problem
 from coulomb.attention.ops.checks import FeatureMap, Given, Inputs, check_inputs
-from coulomb.features import Particles
-
-# A block has at least this many sequences times heads: fewer do not occupy the cores,
-# more would leave each too short a block of rows in the cache.
-_GROUPS = 8
+from coulomb.features import DEFAULT_MAP, Particles
 
 # Features that take up no more than this, all together, are kept for the backward pass
-# instead of being evaluated again.
-_KEPT_BYTES = 1 << 25
-
-# Short sequences share a block, as long as its features stay in the cache.
-_BLOCK_ELEMENTS = 1 << 19
+# instead of being evaluated again: a seventh of the time of short sequences, where they
+# are not yet what the peak of memory depends on.
+_KEPT_BYTES = 1 << 22
 
 
 def linear_attention(
@@ -89,6 +87,7 @@ def kernel_attention(
     *,
     key_particles: Particles | None = None,
     key_log_weight: Tensor | None = None,
+    offsets: tuple[Tensor, Tensor] | None = None,
     causal: bool = False,
     form: str = "auto",
 ) -> Tensor:
@@ -96,13 +95,12 @@ def kernel_attention(
 
     The same number as `linear_attention(phi(q), phi(k), v)`. The backward pass
     evaluates the features again (unless they are few); it gives gradients of queries,
-    keys, values, weights, positions and phases, once (not of gradients).
+    keys, values, weights, positions, phases and offsets, once (not of gradients).
 
     Where numba is installed, large problems with exponential maps in float32 on a CPU
     are computed in compiled loops, if dimensions and the number of particles are
-    multiples of 16, queries and keys meet the same particles and keys have no weights;
-    the first call ever compiles them. The environment variable ``COULOMB_NUMBA=0``
-    turns them off.
+    multiples of 16; the first call ever compiles them. The environment variable
+    ``COULOMB_NUMBA=0`` turns them off.
 
     Parameters
     ----------
@@ -123,6 +121,9 @@ def kernel_attention(
     key_log_weight
         Logarithms of factors `c_j` of the keys' features, `c_j phi(k_j)`, finite, shape
         `(batch, heads, m)`; None for ones.
+    offsets
+        What is added to the projections of queries and of keys, `w.x + a`: two tensors
+        `(heads, n_particles)`; None for zero.
     causal
         Whether query i sees the keys j <= i only.
     form
@@ -142,23 +143,17 @@ def kernel_attention(
     tensor([[[0, 1, 2]]])
     """
     checks.check_form(form)
-    options = key_mask, key_particles, key_log_weight
+    options = key_mask, key_particles, key_log_weight, offsets
     inputs = check_inputs((q, k, v), particles, feature_map, *options, causal=causal)
     return _attend(inputs, form)
 
 
 def _attend(inputs: Inputs, form: str) -> Tensor:
-    q, k, v, _, key_mask = inputs[:5]
-    with checks.full_precision(v):
-        if checks.must_be_traceable(v):
+    with checks.full_precision(inputs.v):
+        if checks.must_be_traceable(inputs.v):
+            inputs = inputs.with_offset_columns()
             return traceable.attend(inputs, quadratic=form == "quadratic")
-        n_particles = inputs.particles.n_particles
-        blocks = _batch_blocks(k, key_mask, n_particles)
-        if form == "auto":
-            n_features = inputs.feature_map.n_features(n_particles)
-            form = cheaper_form(q.shape[2], k.shape[2], n_features, v.shape[3])
-            form = "linear" if inputs.causal else form
-        return _run(inputs, form, blocks)
+        return _run(inputs, form, None)
 
 
 def packed_attention(
@@ -219,7 +214,7 @@ def packed_attention(
         if checks.must_be_traceable(v):
             if max_length is None:
                 max_length = int((cu_seqlens[1:] - cu_seqlens[:-1]).max())
-            rows, mask = _padding(cu_seqlens[:-1], cu_seqlens[1:], max_length)
+            rows, mask = blocked.padding(cu_seqlens[:-1], cu_seqlens[1:], max_length)
             q, k, v, weight = (BlockIndex(0, 0, rows).take(x) for x in inputs[:4])
             padded = inputs._replace(q=q, k=k, v=v, log_weight=weight, key_mask=mask)
             out = traceable.attend(padded, quadratic=False)
@@ -227,73 +222,209 @@ def packed_attention(
             tokens = torch.arange(len(inputs.q), device=q.device)
             owner = torch.searchsorted(cu_seqlens[1:], tokens, right=True)
             return out.transpose(1, 2)[owner, tokens - cu_seqlens[owner]]
-        bounds = sequence_bounds(cu_seqlens, q.shape[0])
-        blocks = _packed_blocks(bounds, q, inputs.particles.n_particles)
-        return _run(inputs, "auto", blocks)
+        return _run(inputs, "auto", sequence_bounds(cu_seqlens, q.shape[0]))
 
 
-def _batch_blocks(
-    k: Tensor, key_mask: Tensor | None, n_features: int
-) -> tuple[BlockIndex, ...]:
-    batch, heads, length = k.shape[:3]
-    if k.device.type != "cpu":
-        step = batch
-    else:
-        if key_mask is not None:
-            # Not the padded length: more padding must not change the sums.
-            length = int(key_mask.sum(dim=1).max()) if batch else 0
-        few = _BLOCK_ELEMENTS // max(heads * length * n_features, 1)
-        step = max(1, _GROUPS // max(heads, 1), few)
-    starts = range(0, batch, max(step, 1))
-    return tuple(BlockIndex(start, min(start + step, batch)) for start in starts)
-
-
-def _packed_blocks(
-    bounds: tuple[tuple[int, int], ...], q: Tensor, n_features: int
-) -> tuple[BlockIndex, ...]:
-    # Short sequences share a block with those of about their length; long ones, whose
-    # features fill the cache, are blocks by themselves.
-    row = max(q.shape[1] * n_features, 1)
-    blocks: list[BlockIndex] = []
-    together: list[tuple[int, int]] = []
-    for bound in sorted(bounds, key=lambda bound: bound[1] - bound[0]):
-        longest = bound[1] - bound[0]
-        if together and (len(together) + 1) * longest * row > _BLOCK_ELEMENTS:
-            blocks.append(_packed_block(together, q.device))
-            together = []
-        together.append(bound)
-    if together:
-        blocks.append(_packed_block(together, q.device))
-    return tuple(blocks)
-
-
-def _packed_block(bounds: list[tuple[int, int]], device: torch.device) -> BlockIndex:
-    if len(bounds) == 1:
-        return BlockIndex(*bounds[0])
-    starts, stops = torch.tensor(bounds, device=device).unbind(1)
-    longest = bounds[-1][1] - bounds[-1][0]
-    return BlockIndex(0, 0, *_padding(starts, stops, longest))
-
-
-def _padding(starts: Tensor, stops: Tensor, max_length: int) -> tuple[Tensor, Tensor]:
-    steps = torch.arange(max_length, device=starts.device)
-    rows = starts.unsqueeze(1) + steps
-    mask = rows < stops.unsqueeze(1)
-    return rows.masked_fill(~mask, 0), mask
-
-
-def _run(inputs: Inputs, form: str, blocks: tuple[BlockIndex, ...]) -> Tensor:
-    (q, k), tensors = inputs[:2], inputs.tensors
+def _run(
+    inputs: Inputs,
+    form: str,
+    bounds: tuple[tuple[int, int], ...] | None,
+    choice: tuple[str, str] | None = None,
+) -> Tensor:
+    tensors = inputs.tensors
     backward = keep = False
     if torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in tensors
     ):
-        positions = inputs.particles.positions
+        q, k, positions = inputs.q, inputs.k, inputs.particles.positions
         rows = (q.numel() + k.numel()) // max(q.shape[-1], 1)
         size = rows * positions.shape[-2] * positions.element_size()
         backward, keep = True, size <= _KEPT_BYTES
-    about = inputs.feature_map, inputs.causal, form, blocks, backward, keep
+    kind, engine = choice or choose_form(inputs, form, bounds, backward)
+    if bounds is None:
+        form = "quadratic" if kind == "quadratic" or form == "quadratic" else "linear"
+    problem = Problem(inputs.feature_map, inputs.causal, form, bounds, backward, keep)
+    loops = kind if engine == "loops" else None
+    if not backward:
+        return _forward(problem, loops, inputs.key_mask, tensors)[0]
     out: Tensor = FusedAttention.apply(  # type: ignore[no-untyped-call]
-        Problem(*about), inputs.key_mask, *tensors
+        problem, loops, inputs.key_mask, *tensors
     )
     return out
+
+
+def choose_form(
+    inputs: Inputs,
+    form: str,
+    bounds: tuple[tuple[int, int], ...] | None,
+    backward: bool,
+) -> tuple[str, str]:
+    """Choose an order of the products, and who computes it, of those exact here."""
+    q, k, v = inputs[:3]
+    n, m = q.shape[-2 if bounds is None else 0], k.shape[-2 if bounds is None else 0]
+    pairs, longest, groups = n * m * len(q), max(n, m), len(q)
+    if bounds is not None:
+        lengths = [end - start for start, end in bounds]
+        pairs, longest = sum(x * x for x in lengths), max(lengths, default=0)
+        groups = 1
+    heads = q.shape[1]
+    features = inputs.feature_map.n_features(inputs.particles.n_particles)
+    sizes = (n + m) * groups * heads, pairs * heads, longest, q.shape[-1], v.shape[-1]
+    work = tuning.Work(*sizes, features)
+    if inputs.causal:
+        kinds = ["causal"]
+    else:
+        kinds = ["linear", "quadratic"] if form == "auto" else [form]
+    # Packed, torch takes the cheaper for each block of sequences by itself.
+    candidates = [(kind, "torch") for kind in kinds[: 1 if bounds else None]]
+    if compiled.knows(inputs.feature_map, inputs.tensors):
+        square = n == m or bounds is not None
+        known = {"linear", "causal"} if form != "quadratic" else set()
+        if square and longest <= compiled.LONGEST_SQUARE and not inputs.causal:
+            known |= {"quadratic"}
+        candidates = [(kind, "loops") for kind in kinds if kind in known] + candidates
+    return tuning.choose(candidates, work, backward=backward)
+
+
+def run_form(
+    kind: str, engine: str, q: Tensor, k: Tensor, v: Tensor, positions: Tensor
+) -> Tensor:
+    """Attend in one form, whether it is fast or not: what `tuning` measures."""
+    operands = (q, k, v), Particles(positions), DEFAULT_MAP, None, None, None
+    inputs = check_inputs(*operands, causal=kind == "causal")
+    return _run(inputs, "auto", None, (kind, engine))
+
+
+def cheaper_form(n: int, m: int, n_features: int, dim_v: int) -> str:
+    """Compare the multiplications of the two orders of the product.
+
+    Examples
+    --------
+    >>> [cheaper_form(n, n, 256, 64) for n in (64, 128)]
+    ['quadratic', 'linear']
+    """
+    quadratic = n * m * (n_features + dim_v)
+    return "quadratic" if quadratic < (n + m) * n_features * dim_v else "linear"
+
+
+def _form(problem: Problem, block: Block, n_features: int) -> blocked.Form:
+    n, m, form = block.q.shape[2], block.k.shape[2], problem.form
+    if problem.causal:
+        return blocked.CAUSAL
+    if form == "auto":
+        form = cheaper_form(n, m, n_features, block.v.shape[3])
+    return blocked.QUADRATIC if form == "quadratic" and m > 0 else blocked.LINEAR
+
+
+def _empty_output(q: Tensor, v: Tensor) -> Tensor:
+    # In the memory order of `q`: a caller who splits heads by a transposed view joins
+    # them again without a copy.
+    if q.dim() == 4 and q.stride(1) < q.stride(2):
+        batch, heads, length, _ = q.shape
+        return v.new_empty(batch, length, heads, v.shape[-1]).transpose(1, 2)
+    return v.new_empty(*q.shape[:-1], v.shape[-1])
+
+
+def _sides(tensors: Sequence[Any], *, track: bool = False) -> tuple[Side, Side]:
+    queries = Side(Particles(*tensors[4:6]), track=track)
+    if tensors[6] is None:
+        return queries, queries
+    return queries, Side(Particles(*tensors[6:8]), track=track)
+
+
+def _forward(
+    problem: Problem, kind: str | None, key_mask: Tensor | None, tensors: Sequence[Any]
+) -> tuple[Tensor, Any]:
+    # The output, and what the backward pass needs.
+    q, k, v, _, positions = tensors[:5]
+    out = _empty_output(q, v)
+    if kind is not None:
+        kept = compiled.forward(kind, problem, tensors, key_mask, out)
+        if kept is not None:
+            return out, kept
+    saved: list[tuple[BlockIndex, blocked.Saved]] = []
+    sides = _sides(tensors)
+    with borrowed(positions.dtype, q.device) as work:
+        for index in problem.blocks(q, k, key_mask, positions.shape[1]):
+            block = _block(tensors, key_mask, index, out, work)
+            features = make_map(problem.feature_map, sides, work)
+            form = _form(problem, block, features.n_features)
+            result = form.forward(features, block, problem)
+            if not result.exact and features.retry:
+                features = make_map(problem.feature_map, sides, work, logs=True)
+                result = form.forward(features, block, problem)
+            index.put(block.out, out)
+            saved.append((index, result))
+    return out, saved
+
+
+class FusedAttention(torch.autograd.Function):
+    """Attention whose features exist one block at a time, forwards and backwards.
+
+    The tensors are those of `Inputs.tensors`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        problem: Problem,
+        kind: str | None,
+        key_mask: Tensor | None,
+        *tensors: Any,
+    ) -> Tensor:
+        """Compute the output, block by block."""
+        out, ctx.state = _forward(problem, kind, key_mask, tensors)
+        ctx.problem = problem
+        ctx.save_for_backward(key_mask, *tensors, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Evaluate the features again and pull the gradient back."""
+        key_mask, *tensors, out = ctx.saved_tensors
+        problem: Problem = ctx.problem
+        grads: list[Any] = [
+            x if x is None else torch.empty_like(x) for x in tensors[:4]
+        ]
+        track = any(ctx.needs_input_grad[7:])
+        sides = _sides(tensors, track=track)
+        own = (None, None) if tensors[6] is None else sides[1].grads
+        results = (*grads, *sides[0].grads, *own)
+        dtype = sides[0].particles.positions.dtype
+        with checks.full_precision(grad), borrowed(dtype, grad.device) as work:
+            if isinstance(ctx.state, compiled.Kept):
+                outputs = out, grad
+                compiled.backward(
+                    ctx.state, problem, tensors, key_mask, outputs, results
+                )
+                return (None, None, None, *results)
+            for index, saved in ctx.state:
+                block = _block(tensors, key_mask, index, out, work)
+                parts = _sides(tensors, track=track)
+                options = {"record": True, "logs": saved.logs}
+                features = make_map(problem.feature_map, parts, work, **options)
+                targets = Gradients(*(index.take(x) for x in (grad, *grads)))
+                if index.mask is not None:
+                    # At padding stands some other token, that would count twice.
+                    padding = ~index.mask[:, None, :, None]
+                    grad_out = targets.out.masked_fill(padding, 0)
+                    targets = targets._replace(out=grad_out)
+                form = _form(problem, block, features.n_features)
+                form.backward(features, block, saved, targets)
+                for target, whole in zip(targets[1:], grads, strict=True):
+                    index.put(target, whole)
+                for side, part in zip(sides, parts, strict=True):
+                    side.add(part)
+        return (None, None, None, *results)
+
+
+def _block(
+    tensors: Sequence[Any], mask: Any, index: BlockIndex, out: Tensor, work: Workspace
+) -> Block:
+    if index.rows is not None:
+        mask = index.mask
+    elif mask is not None:
+        mask = mask[index.start : index.stop]
+    q, k, v, log_weight = (index.take(x) for x in tensors[:4])
+    return Block(q, k, v, log_weight, mask, index.take(out), work)

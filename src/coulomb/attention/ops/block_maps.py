@@ -15,6 +15,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from coulomb.attention.ops.checks import with_offset_column
 from coulomb.features import AbstractFeatureMap, Particles
 
 # Receives the gradient of a block's features, which it may overwrite, adds to the
@@ -164,7 +165,10 @@ class BlockMap:
     ) -> tuple[Tensor, Pull]:
         def features(x: Tensor, particles: Particles) -> Tensor:
             evaluate = self.map.log_features if self.logs else self.map
-            result = evaluate(side.by_head(x), particles)
+            rows = side.by_head(x)
+            if self.map.exponential:
+                rows, particles = with_offset_column(rows, particles)
+            result = evaluate(rows, particles)
             assert result is not None
             return finish(result.reshape(*x.shape[:2], -1))
 
@@ -241,7 +245,9 @@ class BlockMap:
 
 
 class ExponentialMap(BlockMap):
-    """Exponentials of `w.x / tau`, written in place; constants cancel.
+    """Exponentials of `(w.x + a) / tau`, written in place; constants cancel.
+
+    The offsets `a` stand in the place of phases, which these maps do not have.
 
     Keys are normalised over features, or have the factor `exp(-|x|^2 / 2)`. Then the
     shift is the largest key of each feature: some key has the value one in every
@@ -262,6 +268,10 @@ class ExponentialMap(BlockMap):
         columns = side.particles.positions.transpose(1, 2)
         out = self.work.get(name, x.shape[0], x.shape[1], columns.shape[2])
         products = side.by_head(out)
+        if side.particles.phases is not None:
+            own = side.particles.phases.unsqueeze(1)  # (heads, 1, features)
+            own = own.repeat_interleave(len(x) // len(own), dim=0).mul_(self.scale)
+            offset = own if offset is None else offset + own
         if offset is None and self.scale == 1.0:
             torch.bmm(side.by_head(x), columns, out=products)
             return out
@@ -276,6 +286,8 @@ class ExponentialMap(BlockMap):
         inputs, grads = side.by_head(x), side.by_head(grad)
         if side.grads[0] is not None:
             side.grads[0].baddbmm_(grads.transpose(1, 2), inputs, alpha=self.scale)
+        if side.grads[1] is not None:
+            side.grads[1].add_(grads.sum(dim=1), alpha=self.scale)
         back = torch.bmm(grads, side.particles.positions).view_as(x)
         return back if self.scale == 1.0 else back.mul_(self.scale)
 

@@ -33,6 +33,11 @@ TRIANGLE = 64
 # Features of so many rows are kept while they are differentiated; the sums before them
 # are kept from the forward pass, a quarter of the size of their values.
 _STORED_EVERY = 512
+# A block has at least this many sequences times heads: fewer do not occupy the cores,
+# more would leave each too short a block of rows in the cache.
+_GROUPS = 8
+# Short sequences share a block, as long as its features stay in the cache.
+_BLOCK_ELEMENTS = 1 << 19
 
 
 class BlockIndex(NamedTuple):
@@ -66,9 +71,68 @@ class Problem(NamedTuple):
     feature_map: AbstractFeatureMap
     causal: bool
     form: str  # "linear", "quadratic", or "auto" for the cheaper of each block
-    blocks: tuple[BlockIndex, ...]
+    bounds: tuple[tuple[int, int], ...] | None  # of packed sequences
     backward: bool  # whether there will be a backward pass
     keep: bool  # whether features are few enough to be kept for it
+
+    def blocks(
+        self, q: Tensor, k: Tensor, key_mask: Tensor | None, n_features: int
+    ) -> tuple[BlockIndex, ...]:
+        """Cut a problem into blocks of a few sequences."""
+        if self.bounds is None:
+            return _batch_blocks(k, key_mask, n_features)
+        return _packed_blocks(self.bounds, q, n_features)
+
+
+def _batch_blocks(
+    k: Tensor, key_mask: Tensor | None, n_features: int
+) -> tuple[BlockIndex, ...]:
+    batch, heads, length = k.shape[:3]
+    if k.device.type != "cpu":
+        step = batch
+    else:
+        if key_mask is not None:
+            # Not the padded length: more padding must not change the sums.
+            length = int(key_mask.sum(dim=1).max()) if batch else 0
+        few = _BLOCK_ELEMENTS // max(heads * length * n_features, 1)
+        step = max(1, _GROUPS // max(heads, 1), few)
+    starts = range(0, batch, max(step, 1))
+    return tuple(BlockIndex(start, min(start + step, batch)) for start in starts)
+
+
+def _packed_blocks(
+    bounds: tuple[tuple[int, int], ...], q: Tensor, n_features: int
+) -> tuple[BlockIndex, ...]:
+    # Short sequences share a block with those of about their length; long ones, whose
+    # features fill the cache, are blocks by themselves.
+    row = max(q.shape[1] * n_features, 1)
+    blocks: list[BlockIndex] = []
+    together: list[tuple[int, int]] = []
+    for bound in sorted(bounds, key=lambda bound: bound[1] - bound[0]):
+        longest = bound[1] - bound[0]
+        if together and (len(together) + 1) * longest * row > _BLOCK_ELEMENTS:
+            blocks.append(_packed_block(together, q.device))
+            together = []
+        together.append(bound)
+    if together:
+        blocks.append(_packed_block(together, q.device))
+    return tuple(blocks)
+
+
+def _packed_block(bounds: list[tuple[int, int]], device: torch.device) -> BlockIndex:
+    if len(bounds) == 1:
+        return BlockIndex(*bounds[0])
+    starts, stops = torch.tensor(bounds, device=device).unbind(1)
+    longest = bounds[-1][1] - bounds[-1][0]
+    return BlockIndex(0, 0, *padding(starts, stops, longest))
+
+
+def padding(starts: Tensor, stops: Tensor, max_length: int) -> tuple[Tensor, Tensor]:
+    """Give the token at each place of each sequence, and which places are real."""
+    steps = torch.arange(max_length, device=starts.device)
+    rows = starts.unsqueeze(1) + steps
+    mask = rows < stops.unsqueeze(1)
+    return rows.masked_fill(~mask, 0), mask
 
 
 class Gradients(NamedTuple):

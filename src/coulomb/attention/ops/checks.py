@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from coulomb._support.errors import ParameterError, ParameterTypeError, unknown_name
 from coulomb.features import AbstractFeatureMap, Particles, as_feature_map
@@ -41,6 +42,15 @@ class Inputs(NamedTuple):
         keys = self.key_particles or (None, None)
         return (*self[:4], *self.particles, *keys)
 
+    def with_offset_columns(self) -> "Inputs":
+        """Write offsets of particles as columns, for forms that know no offsets."""
+        keys = self.key_particles
+        if not self.feature_map.exponential or keys is None:
+            return self
+        q, queries = with_offset_column(self.q, self.particles)
+        k, keys = with_offset_column(self.k, keys)
+        return self._replace(q=q, k=k, particles=queries, key_particles=keys)
+
     def cast(self) -> "Inputs":
         """Give everything in the working precision."""
         dtype = self.particles.positions.dtype
@@ -55,6 +65,7 @@ def check_inputs(
     key_mask: Tensor | None,
     key_particles: Particles | None,
     key_log_weight: Tensor | None,
+    offsets: tuple[Tensor, Tensor] | None = None,
     *,
     causal: bool = False,
     packed: bool = False,
@@ -75,8 +86,44 @@ def check_inputs(
             )
         key_log_weight = key_log_weight.unsqueeze(-1)
     feature_map = as_feature_map(feature_map)
-    sides = side_particles(particles, key_particles, q)
-    return Inputs(q, k, v, key_log_weight, key_mask, *sides, feature_map, causal)
+    if offsets is not None and key_particles is None:
+        key_particles = particles
+    queries, keys = side_particles(particles, key_particles, q)
+    if feature_map.exponential:
+        # These maps have no phases: offsets stand in their place.
+        queries = queries._replace(phases=None)
+        keys = None if keys is None else keys._replace(phases=None)
+    if offsets is not None and keys is not None:
+        phases = queries.phases, keys.phases
+        queries = _offset("offsets[0]", offsets[0], queries)
+        keys = _offset("offsets[1]", offsets[1], keys)
+        if not feature_map.exponential:
+            q, queries = with_offset_column(q, queries)
+            k, keys = with_offset_column(k, keys)
+            queries = queries._replace(phases=phases[0])
+            keys = keys._replace(phases=phases[1])
+    return Inputs(q, k, v, key_log_weight, key_mask, queries, keys, feature_map, causal)
+
+
+def _offset(name: str, offsets: Tensor, particles: Particles) -> Particles:
+    _check_float(name, offsets, "", offsets.dim())
+    positions = particles.positions
+    if offsets.shape != positions.shape[:-1]:
+        raise ParameterError(
+            f"`{name}` must have shape (heads, n_particles) = "
+            f"{tuple(positions.shape[:-1])}; got {tuple(offsets.shape)}."
+        )
+    return particles._replace(phases=offsets.to(positions.dtype))
+
+
+def with_offset_column(x: Tensor, particles: Particles) -> tuple[Tensor, Particles]:
+    """Write offsets, in the place of phases, as one more column of positions."""
+    positions, offsets = particles
+    if offsets is None:
+        return x, particles
+    column = offsets.unsqueeze(-1)
+    ones = functional.pad(x, (0, 1), value=1.0)
+    return ones, Particles(torch.cat([positions, column], dim=-1))
 
 
 def check_form(form: str) -> None:

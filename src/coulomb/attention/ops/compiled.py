@@ -1,6 +1,7 @@
 """Compiled loops for exponential maps in float32, where nothing leaves the range."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from coulomb.attention.ops.blocked import Problem
 from coulomb.attention.ops.checks import must_be_traceable
+from coulomb.attention.ops.tuning import BLOCK
 from coulomb.features import AbstractFeatureMap
 from coulomb.kernels import available
 from coulomb.kernels.threads import over_torch_threads, threads_for
@@ -17,15 +19,16 @@ from coulomb.kernels.threads import over_torch_threads, threads_for
 # float32; what is lost of a query, exp(-87) of its largest feature, is then nothing.
 _SAFE_RANGE = 32.0
 # The longest sequence whose products are formed in one block.
-_LONGEST_SQUARE = 96
+LONGEST_SQUARE = BLOCK
 # Fewer multiplications than this are not worth importing the loops for.
-_FEWEST = 1 << 23
+_FEWEST = 1 << 22
 _FEWEST_DECODED = 1 << 15
 # What one thread does in a second, roughly.
 _PER_SECOND = 4e10
 _DECODED_PER_SECOND = 2.5e9
 
 _Array = np.ndarray[Any, Any]
+_NONE = np.empty(0, np.float32)
 
 
 class Kept(NamedTuple):
@@ -39,49 +42,75 @@ def _knows(feature_map: AbstractFeatureMap) -> bool:
     return feature_map.exponential and available()
 
 
-def kind_of(
-    problem: Problem, q: Tensor, k: Tensor, v: Tensor, positions: Tensor
-) -> str | None:
-    """Say which loops know this problem, if they are worth their import."""
-    if (
-        q.dim() != 4
-        or q.device.type != "cpu"
-        or (q.numel() + k.numel()) * positions.shape[1] < _FEWEST
-        or min(q.shape[2], k.shape[2]) == 0
-        or any(size % 16 for size in (q.shape[3], v.shape[3], positions.shape[1]))
-        or any(x.dtype != torch.float32 for x in (q, k, v, positions))
-        or any(x.stride(-1) != 1 for x in (q, k, v))
-        or not _knows(problem.feature_map)
-    ):
-        return None
-    if problem.form == "linear":
-        return "causal" if problem.causal else "linear"
-    # The loops know squares of one block.
-    fits = q.shape[2] == k.shape[2] <= _LONGEST_SQUARE and not problem.causal
-    return "quadratic" if fits else None
+def knows(feature_map: AbstractFeatureMap, tensors: Sequence[Tensor | None]) -> bool:
+    """Say whether there are loops for a problem that are worth their import."""
+    q, k, v, _, positions = tensors[:5]
+    assert q is not None
+    assert k is not None
+    assert v is not None
+    assert positions is not None
+    return (
+        (q.numel() + k.numel()) * positions.shape[1] >= _FEWEST
+        and q.device.type == "cpu"
+        and min(q.shape[-2], k.shape[-2], *q.shape[:2]) > 0
+        and not any(size % 16 for size in (q.shape[-1], v.shape[-1]))
+        and positions.shape[1] % 16 == 0
+        and all(x is None or x.dtype == torch.float32 for x in tensors)
+        and all(x.stride(-1) == 1 for x in (q, k, v))
+        and _knows(feature_map)
+    )
 
 
-def _array(x: Tensor) -> _Array:
+def _array(x: Tensor | None) -> _Array:
+    if x is None:
+        return _NONE
     array: _Array = x.detach().contiguous().numpy()
     return array
 
 
-def _placed(x: Tensor) -> tuple[_Array, tuple[int, ...]]:
-    size = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
-    flat = x.detach().as_strided((size,), (1,))
-    return flat.numpy(), x.stride()[:3]
+class _Rows(NamedTuple):
+    # Where sequences of queries or keys begin and end among the rows of a head.
+    bounds: _Array
+    packed: bool
+
+    def place(self, x: Tensor) -> tuple[_Array, _Array, tuple[int, int]]:
+        """Give numbers, where sequences begin, and the distances of heads and rows."""
+        size = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+        flat = x.detach().as_strided((size,), (1,)).numpy()
+        if self.packed:
+            row, head, _ = x.stride()
+            return flat, self.bounds[:-1] * row, (head, row)
+        sequence, head, row, _ = x.stride()
+        return flat, np.arange(len(self.bounds) - 1) * sequence, (head, row)
+
+
+def _rows(problem: Problem, x: Tensor) -> _Rows:
+    if problem.bounds is None:
+        return _Rows(np.arange(len(x) + 1) * x.shape[2], packed=False)
+    return _Rows(np.array([0, *(end for _, end in problem.bounds)]), packed=True)
 
 
 class _Call(NamedTuple):
     # What the loops are called with.
+    loops: Any
+    heads: int
+    sides: tuple[_Rows, _Rows]
     options: tuple[bool, float, bool]
     inputs: tuple[Any, ...]
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        return self[3:]
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Queries and keys of a head, in all sequences."""
+        return int(self.shape[0][0][-1]), int(self.shape[0][1][-1])
 
     def run(self, work: Any, units: int, products: int) -> None:
-        batch, n, m, dim, dim_v, features = self.shape
-        groups = batch * len(self.inputs[3]) // (dim * features)
-        size = groups * (n + m) * features * (dim + dim_v) * products
+        dim, dim_v, features = self.shape[1]
+        size = self.heads * sum(self.tokens) * features * (dim + dim_v) * products
         over_torch_threads(work, units, _threads(units, size))
 
 
@@ -89,97 +118,124 @@ def _threads(units: int, size: int) -> int:
     return threads_for(units, size / _PER_SECOND)
 
 
-# Queries, keys, values, positions and the key mask.
-_Operands = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
+def _loops(kind: str) -> Any:
+    # Importing them imports numba.
+    if kind == "linear":
+        from coulomb.kernels import linear
+
+        return linear
+    from coulomb.kernels import causal
+
+    return causal
 
 
 def _call(
-    kind: str, feature_map: AbstractFeatureMap, operands: _Operands
-) -> tuple[Any, _Call]:
-    q, k, v, positions, key_mask = operands
-    if kind == "linear":
-        from coulomb.kernels import linear as loops
-    else:
-        from coulomb.kernels import causal as loops  # type: ignore[no-redef]
+    kind: str, problem: Problem, tensors: Sequence[Any], key_mask: Tensor | None
+) -> _Call:
+    q, k, v, log_weight, positions, offsets, key_positions, key_offsets = tensors
+    sides = _rows(problem, q), _rows(problem, k)
+    sizes = q.shape[-1], v.shape[-1], positions.shape[1]
+    shape: tuple[Any, ...] = (tuple(side.bounds for side in sides), sizes)
+    loops: Any = _loops(kind)
+    if kind != "linear":
+        spans = np.maximum(np.diff(sides[0].bounds) - 1, 0) // loops.SPAN
+        shape = (*shape, np.concatenate([[0], np.cumsum(spans)]))
+    mask = np.empty(0, np.bool_) if key_mask is None else _array(key_mask).reshape(-1)
+    particles = positions, key_positions, offsets, key_offsets
+    places = sides[0].place(q), sides[1].place(k), sides[1].place(v)
+    inputs = (
+        *places,
+        tuple(_array(x).reshape(-1) for x in particles),
+        mask,
+        _by_head(log_weight),
+    )
+    options = (*_options(problem.feature_map), kind == "quadratic")
+    return _Call(loops, q.shape[1], sides, options, inputs, shape)
 
-    mask = np.empty(0, np.bool_)
-    if key_mask is not None:
-        mask = _array(key_mask).reshape(-1)
-    particles = _array(positions).reshape(-1)
-    shape = (len(q), q.shape[2], k.shape[2], q.shape[3], v.shape[3], positions.shape[1])
-    inputs = (*map(_placed, (q, k, v)), particles, mask)
-    options = (*_options(feature_map), kind == "quadratic")
-    return loops, _Call(options, inputs, shape)
+
+def _by_head(x: Tensor | None) -> _Array:
+    # (batch, heads, m, 1) or packed (tokens, heads, 1): all rows of a head in turn.
+    return _NONE if x is None else _array(x.transpose(0, 1)).reshape(-1)
 
 
 def _options(feature_map: AbstractFeatureMap) -> tuple[bool, float]:
     return feature_map.needs_shift, 1.0 / feature_map.temperature
 
 
-def forward(problem: Problem, operands: _Operands, out: Tensor) -> Kept | None:
-    """Compute the output; None if the loops do not know the problem, or lost digits."""
-    kind = kind_of(problem, *operands[:4])
-    if kind is None:
-        return None
-    loops, call = _call(kind, problem.feature_map, operands)
-    _, n, m, _, dim_v, features = call.shape
-    groups = out.shape[0] * out.shape[1]
+def forward(
+    kind: str,
+    problem: Problem,
+    tensors: Sequence[Any],
+    key_mask: Tensor | None,
+    out: Tensor,
+) -> Kept | None:
+    """Compute the output; None if digits were lost.
+
+    The kind is `"linear"`, `"causal"`, or `"quadratic"` for sequences of one block.
+    """
+    call = _call(kind, problem, tensors, key_mask)
+    dim_v, features = call.shape[1][1:]
+    n, m = call.tokens
     row = features + 16 if problem.keep else 0
     sizes = [n * row, m * row, n, m]
-    if kind != "linear":
-        later = (n - 1) // loops.SPAN if problem.backward else 0
-        sizes += [later * features * (dim_v + 1)]
+    if kind == "linear":
+        sequences = len(call.sides[0].bounds) - 1
+        sizes += [sequences * features * dim_v, sequences * features]
     else:
-        sizes += [features * dim_v, features]
-    kept = tuple(torch.empty(groups * size).numpy() for size in sizes)
-    target = _placed(out)
+        later = int(call.shape[2][-1]) if problem.backward else 0
+        sizes += [later * features * (dim_v + 1)]
+    kept = tuple(torch.empty(call.heads * size).numpy() for size in sizes)
+    target = call.sides[0].place(out)
     exact: list[bool] = []
 
     def work(first: int, end: int) -> None:
         limit = np.float32(_SAFE_RANGE)
-        exact.append(loops.attend(*call, kept, target, limit, first, end))
+        loops = call.loops
+        exact.append(loops.attend(*call.arguments, kept, target, limit, first, end))
 
-    call.run(work, groups, 1)
+    call.run(work, call.heads * (len(call.sides[0].bounds) - 1), 1)
     return Kept(kind, kept) if all(exact) else None
 
 
 def backward(
-    feature_map: AbstractFeatureMap,
-    operands: _Operands,
     kept: Kept,
-    out: Tensor,
-    grad: Tensor,
-    grads: Sequence[Tensor],
-    grad_positions: Tensor | None,
+    problem: Problem,
+    tensors: Sequence[Any],
+    key_mask: Tensor | None,
+    outputs: tuple[Tensor, Tensor],
+    grads: Sequence[Any],
 ) -> None:
-    """Pull a gradient back."""
-    loops, call = _call(kept.kind, feature_map, operands)
+    """Pull a gradient back into zeros: of q, k, v, weights and both sides."""
+    call = _call(kept.kind, problem, tensors, key_mask)
+    out, grad = outputs
     if grad.stride(-1) != 1:
         grad = grad.contiguous()
-    outputs = _placed(out), _placed(grad)
-    none = np.empty(0, np.float32)
-    particles = none if grad_positions is None else grad_positions.view(-1).numpy()
-    targets = (*map(_placed, grads), particles)
+    queries, keys = call.sides
+    given = None if grads[3] is None else torch.empty(grads[3].transpose(0, 1).shape)
+    positions, offsets, key_positions, key_offsets = grads[4:]
+    if tensors[6] is None:
+        key_positions = positions
+    particles = positions, key_positions, offsets, key_offsets
+    targets = (
+        queries.place(grads[0]),
+        keys.place(grads[1]),
+        keys.place(grads[2]),
+        tuple(_NONE if x is None else x.view(-1).numpy() for x in particles),
+        _NONE if given is None else given.view(-1).numpy(),
+    )
     # The sequences of a head add to the same particles, one after the other.
-    batch, heads = operands[0].shape[:2]
-    step = 1 if grad_positions is None else batch
+    sequences = len(queries.bounds) - 1
+    step = 1 if positions is None else sequences
+    places = queries.place(out), queries.place(grad)
 
     def work(first: int, end: int) -> None:
         part = first * step, end * step
-        loops.attend_back(*call, kept.arrays, outputs, targets, *part)
+        loops = call.loops
+        loops.attend_back(*call.arguments, kept.arrays, places, targets, *part)
 
-    call.run(work, batch * heads // step, 2)
-
-
-def decodes(feature_map: AbstractFeatureMap, *tensors: Tensor) -> bool:
-    """Say whether the loops can add one token to a state."""
-    if tensors[4].numel() < _FEWEST_DECODED or tensors[0].device.type != "cpu":
-        return False
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return False
-    if must_be_traceable(tensors[0]) or any(x.dtype != torch.float32 for x in tensors):
-        return False
-    return _knows(feature_map)
+    call.run(work, sequences * call.heads // step, 2)
+    if given is not None:
+        grads[3].copy_(given.transpose(0, 1))
 
 
 def decode(
@@ -187,20 +243,46 @@ def decode(
     token: tuple[Tensor, Tensor, Tensor],
     positions: Tensor,
     state: tuple[Tensor, Tensor],
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Add one token to a state and attend to all tokens so far."""
-    from coulomb.kernels import causal as loops
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Add one token to a state; give the output, sums and shift.
 
+    None if the loops cannot, or are not worth it. Whatever takes part is expected to
+    have the right shape: `decode_step` has looked.
+    """
+    q, k, v = token
+    sums, shift = state
+    tensors = q, k, v, positions, sums, shift
+    if sums.numel() < _FEWEST_DECODED or must_be_traceable(q):
+        return None
+    if not all(x.is_cpu and x.dtype == torch.float32 for x in tensors):
+        return None
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return None
+    if not _knows(feature_map):
+        return None
+    loops: Any = _loops("causal")
     # Heads that share their particles do not get a copy each.
-    particles = _array(positions[:1] if positions.stride(0) == 0 else positions)
-    before = _array(state[0]), _array(state[1])
-    sums, shift, out = (torch.empty(x.shape, dtype=x.dtype) for x in (*state, token[2]))
-    after, target = (sums.numpy(), shift.numpy()), out.numpy()
-    options, arrays = _options(feature_map), tuple(map(_array, token))
-
-    def work(first: int, end: int) -> None:
-        loops.decode(options, particles, arrays, before, after, target, first, end)
-
-    groups, seconds = out.shape[0] * out.shape[1], before[0].size / _DECODED_PER_SECOND
-    over_torch_threads(work, groups, threads_for(groups, seconds))
-    return out, (sums, shift)
+    positions = positions[0] if positions.stride(0) == 0 else positions
+    shared = positions.dim() == 2
+    q, k, v, positions, sums, shift = (
+        x if x.is_contiguous() else x.contiguous()
+        for x in (q, k, v, positions, sums, shift)
+    )
+    new = torch.empty_like(v), torch.empty_like(sums), torch.empty_like(shift)
+    batch, heads, dim = q.shape
+    groups, owners = batch * heads, 1 if shared else heads
+    arguments = (
+        _options(feature_map),
+        (batch, heads, owners, dim, v.shape[2], sums.shape[3]),
+        positions.data_ptr(),
+        (q.data_ptr(), k.data_ptr(), v.data_ptr()),
+        (sums.data_ptr(), shift.data_ptr()),
+        (new[1].data_ptr(), new[2].data_ptr()),
+        new[0].data_ptr(),
+    )
+    threads = threads_for(groups, sums.numel() / _DECODED_PER_SECOND)
+    if threads == 1:
+        loops.decode(*arguments, 0, groups)
+    else:
+        over_torch_threads(partial(loops.decode, *arguments), groups, threads)
+    return new

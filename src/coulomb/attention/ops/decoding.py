@@ -147,6 +147,18 @@ def _evaluation(feature_map: AbstractFeatureMap) -> Callable[..., Any]:
     return feature_map.log_features if feature_map.needs_shift else feature_map
 
 
+def _fits(
+    state: AttentionState, token: tuple[Tensor, Tensor, Tensor], positions: Tensor
+) -> bool:
+    # Whether shapes are as they should be; if not, the plain form finds the words.
+    (batch, heads, dim), n = token[0].shape, state[1].shape[-1]
+    return (
+        positions.shape in ((n, dim), (heads, n, dim))
+        and state[0].shape == (batch, heads, token[2].shape[2] + 1, n)
+        and state[1].shape == (batch, heads, n)
+    )
+
+
 def decode_step(
     state: AttentionState,
     q_t: Tensor,
@@ -189,18 +201,21 @@ def decode_step(
     1.0
     2.0
     """
-    if q_t.dim() != 3 or k_t.shape != q_t.shape or v_t.shape[:2] != q_t.shape[:2]:
+    same = k_t.shape == q_t.shape and v_t.shape[:2] == q_t.shape[:2]
+    if not (same and q_t.dim() == v_t.dim() == 3):
         raise ParameterError(
             "`q_t`, `k_t` and `v_t` must have shape (batch, heads, dim); got "
             f"{tuple(q_t.shape)}, {tuple(k_t.shape)} and {tuple(v_t.shape)}."
         )
     feature_map = as_feature_map(feature_map)
+    token = q_t, k_t, v_t
+    if key_particles is None and _fits(state, token, particles.positions):
+        result = compiled.decode(feature_map, token, particles.positions, state)
+        if result is not None:
+            return result[0], AttentionState(*result[1:])
     with checks.full_precision(q_t):
         queries, keys = checks.side_particles(particles, key_particles, q_t)
-        token, positions = (q_t, k_t, v_t), queries.positions
-        if keys is None and compiled.decodes(feature_map, *token, positions, *state):
-            out, after = compiled.decode(feature_map, token, positions, state)
-            return out, AttentionState(*after)
+        positions = queries.positions
         values = functional.pad(v_t.to(positions.dtype), (0, 1), value=1.0)
         evaluate = _evaluation(feature_map)
         rows = torch.stack([q_t, k_t], dim=2).to(positions.dtype)

@@ -167,6 +167,7 @@ def kernel_attention(
     *,
     key_particles: Particles | None = None,
     key_log_weight: Tensor | None = None,
+    offsets: tuple[Tensor, Tensor] | None = None,
     causal: bool = False,
 ) -> Tensor:
     """Evaluate all features as they are defined, then `A v`.
@@ -179,8 +180,9 @@ def kernel_attention(
     >>> kernel_attention(x, x, x + 1, Particles(torch.ones(4, 3)), "favor").shape
     torch.Size([1, 1, 2, 3])
     """
-    options = key_mask, key_particles, key_log_weight
+    options = key_mask, key_particles, key_log_weight, offsets
     inputs = check_inputs((q, k, v), particles, feature_map, *options).cast()
+    inputs = inputs.with_offset_columns()
     phi, values = inputs.feature_map, inputs.v
     sides = inputs.particles, inputs.key_particles or inputs.particles
     pairs = tuple(zip(inputs[:2], sides, strict=True))
