@@ -37,11 +37,11 @@ def query_row(row, z):
 
 
 @numba.njit
-def slopes(features, grad_z, slope, totals):
+def slopes(features, grad_z, slope, totals, given):
     ones, n = np.ones(1, np.float32), len(features)
     rows, target = linear.rows_at(features, 0, n), linear.rows_at(slope, 0, n)
-    one = np.float32(1)
-    linear.key_slopes(False, one, rows, n, ones, grad_z, target, totals)
+    kind = (False, np.float32(1), given)
+    linear.key_slopes(kind, rows, n, ones, grad_z, target, totals)
 
 
 @numba.njit
@@ -97,8 +97,9 @@ def test_weights_of_keys(n):
         only(found)
 
 
+@pytest.mark.parametrize("given", [0, 1])
 @pytest.mark.parametrize("n", WIDTHS)
-def test_updates_in_place(n):
+def test_updates_in_place(n, given):
     """A row that is read and written, after and before another input."""
     for features, z, grads in random(10, 3, n):
         rows, pulled = [], []
@@ -112,7 +113,7 @@ def test_updates_in_place(n):
                 row[:n] = features
                 rows.append((query_row(row, near), row[:n].tobytes()))
                 row[:n], totals = grads, np.zeros(1, np.float32)
-                slopes(features, near, row, totals)
+                slopes(features, near, row, totals, given)
                 pulled.append((float(totals[0]), row[:n].tobytes()))
         only(rows)
         only(pulled)
