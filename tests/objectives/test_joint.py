@@ -204,3 +204,33 @@ def test_bad_penalties_and_samples_are_refused(kind, generator):
         kind(make_sample(generator), Fourier(), 0.0)
     with pytest.raises(ValueError, match="at least two rows; got 1"):
         kind(make_sample(generator, n=1), Fourier())
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_tuned_regression_is_a_refit(weighted, generator):
+    sample = make_sample(generator, weighted=weighted)
+    particles = make_particles(generator)
+    objective = LeaveOneOut(sample, Fourier())
+    tuned = objective.tuned(particles)
+    assert tuned.penalty == objective.with_best_penalty(particles).penalty
+    weights = sample.size * sample.probabilities
+    errors = weights.unsqueeze(-1) * tuned.errors.square()
+    best = LeaveOneOut(sample, Fourier(), tuned.penalty)
+    torch.testing.assert_close(errors.mean(), best.energy(particles))
+    x = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    features, new = (
+        Fourier()(each, particles) / math.sqrt(5) for each in (sample.x, x)
+    )
+    found = refit(features, sample.labels, weights, tuned.penalty)
+    expected = new @ found[:-1] + found[-1]
+    torch.testing.assert_close(best.predict(particles, x), expected)
+    torch.testing.assert_close(objective.predict(particles, x, tuned.weights), expected)
+
+
+def test_penalties_below_the_rounding_of_single_precision(generator):
+    x = 0.01 * torch.randn(4000, 3, generator=generator)
+    sample = Sample(x, x[:, :1].clone())
+    positions = 0.1 * torch.randn(64, 3, generator=generator)
+    particles = Particles(positions, torch.rand(64, generator=generator))
+    field = Evidence(sample, Fourier(), 1e-9).field(particles)
+    assert torch.isfinite(field.gradient).all()

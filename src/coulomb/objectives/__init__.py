@@ -23,6 +23,7 @@ from coulomb.objectives.joint import (
     Evidence,
     LeaveOneOut,
     SharedScales,
+    TunedRidge,
 )
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "LeaveOneOut",
     "Sample",
     "SharedScales",
+    "TunedRidge",
     "centred_alignment",
     "label_matrix",
 ]

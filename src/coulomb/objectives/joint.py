@@ -31,6 +31,14 @@ _LEAST_SLACK = 1e-3
 PENALTIES = tuple(math.exp(k) for k in range(-9, 6))
 
 
+class TunedRidge(NamedTuple):
+    """A ridge regression whose penalty leave-one-out has chosen."""
+
+    penalty: float
+    weights: Tensor  # (N, n_labels)
+    errors: Tensor  # (n, n_labels), of each row by a fit that has not seen it
+
+
 class _Ridge(NamedTuple):
     """A ridge regression on the features of a configuration, solved."""
 
@@ -140,6 +148,33 @@ class AbstractJoint(AbstractSampled):
             values = torch.stack(self._values(spectrum, penalties))
         return replace(self, penalty=penalties[int(values.argmin())])
 
+    def predict(
+        self, particles: Particles, x: Tensor, weights: Tensor | None = None
+    ) -> Tensor:
+        """Predict labels of new rows by the ridge regression on the sample.
+
+        Parameters
+        ----------
+        particles
+            The configuration.
+        x
+            New inputs, shape `(m, dim)`.
+        weights
+            Those of a regression that is solved already; None solves it.
+
+        Returns
+        -------
+        Tensor
+            Shape `(*groups, m, n_labels)`.
+        """
+        share = self.sample.probabilities.unsqueeze(-2)
+        features = self.feature_map(self.sample.x, particles)
+        new = self.feature_map(x, particles) - share @ features
+        if weights is None:
+            weights = self._solve(features).weights
+        predicted = new / math.sqrt(features.shape[-1]) @ weights
+        return predicted + share @ self.sample.labels
+
     def _root(self) -> Tensor | None:
         """Give the root of each row's weight, None for equal ones."""
         if self.sample.weights is None:
@@ -170,10 +205,13 @@ class AbstractJoint(AbstractSampled):
 
     def _solve(self, features: Tensor) -> _Ridge:
         features, labels = self._centred(features), self._labels()
-        # Products in the precision of the data, the solution in double precision.
+        # Products in the precision of the data, their inverse in double precision.
         gram = (features.mT @ features).double()
-        gram = gram + self.penalty * torch.eye(gram.shape[-1], dtype=torch.float64)
-        factor = torch.linalg.cholesky(gram)
+        shift = self.penalty * torch.eye(gram.shape[-1], dtype=torch.float64)
+        factor, failed = torch.linalg.cholesky_ex(gram + shift)
+        if failed.any():  # the penalty is below the rounding of the products
+            gram = features.double().mT @ features.double()
+            factor = torch.linalg.cholesky(gram + shift)
         cross = (features.mT @ labels).double()
         weights = torch.cholesky_solve(cross, factor).to(features)
         logs = factor.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
@@ -190,7 +228,8 @@ class AbstractJoint(AbstractSampled):
 class _Spectrum(NamedTuple):
     """Features in the directions of their own second moments."""
 
-    squares: Tensor  # eigenvalues of F'F
+    directions: Tensor  # V, eigenvectors of F'F
+    squares: Tensor  # its eigenvalues
     features: Tensor  # F V
     cross: Tensor  # V'F'Y
     labels: Tensor
@@ -199,9 +238,11 @@ class _Spectrum(NamedTuple):
     def of(cls, features: Tensor, labels: Tensor) -> "_Spectrum":
         """Decompose `F'F`."""
         squares, directions = torch.linalg.eigh((features.mT @ features).double())
-        turned = features @ directions.to(features)
+        directions = directions.to(features)
+        turned = features @ directions
         cross = turned.mT @ labels
-        return cls(squares.clamp_min(0).to(features), turned, cross, labels)
+        squares = squares.clamp_min(0).to(features)
+        return cls(directions, squares, turned, cross, labels)
 
     def residuals(self, penalty: float) -> Tensor:
         """Compute what a ridge regression leaves of the labels."""
@@ -287,6 +328,38 @@ class LeaveOneOut(AbstractJoint):
     >>> LeaveOneOut(sample, Fourier()).energy(particles)
     tensor(1.3600)
     """
+
+    def tuned(
+        self, particles: Particles, penalties: tuple[float, ...] = PENALTIES
+    ) -> TunedRidge:
+        """Fit with the penalty of lowest energy, from one decomposition for all.
+
+        Parameters
+        ----------
+        particles
+            The configuration, without groups.
+        penalties
+            Those to choose from.
+
+        Returns
+        -------
+        TunedRidge
+            What was found.
+        """
+        with torch.no_grad():
+            features = self._centred(self.feature_map(self.sample.x, particles))
+            spectrum = _Spectrum.of(features, self._labels())
+            values = torch.stack(self._values(spectrum, penalties))
+            penalty = penalties[int(values.argmin())]
+            shrunk = (spectrum.squares + penalty).reciprocal()
+            slack = self._slack(spectrum.features.square() @ shrunk)
+            root = self._root()
+            left = spectrum.residuals(penalty)
+            return TunedRidge(
+                penalty,
+                spectrum.directions @ (shrunk.unsqueeze(-1) * spectrum.cross),
+                left / (slack if root is None else slack * root),
+            )
 
     def _slack(self, leverages: Tensor) -> Tensor:
         """Compute `1 - h`, the leverage of the intercept included."""
