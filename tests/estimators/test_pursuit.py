@@ -9,13 +9,15 @@ from sklearn.linear_model import RidgeClassifierCV
 from coulomb import CoulombSampler
 from coulomb._support.errors import ParameterError
 from coulomb.estimators.selection import (
-    COUNTS,
     Features,
     Moments,
     Rows,
-    choose_count,
+    complete,
+    furthest_gain,
+    held_out_losses,
     pursue,
 )
+from coulomb.features import Fourier
 
 
 def problem(n=60, pool=12, labels=2, seed=0):
@@ -65,17 +67,6 @@ def test_copies_are_the_last_choice():
     assert sorted(found.tolist()) == list(range(12))
 
 
-def test_moments_of_a_part_can_be_taken_away():
-    features, y = problem()
-    weights = torch.rand(60, dtype=torch.float64) + 0.5
-    whole, part = (
-        Moments.of(features[i], y[i], weights[i]) for i in (slice(60), slice(20))
-    )
-    rest = Moments.of(features[20:], y[20:], weights[20:])
-    for found, expected in zip(whole.without(part), rest, strict=True):
-        torch.testing.assert_close(found, expected)
-
-
 def test_centred_products():
     features, y = problem()
     gram, cross = Moments.of(features, y, ones(60)).centred()
@@ -101,29 +92,38 @@ def drawn_features(count, dim, seed, scale=1.0):
     return Features(positions, 6.28 * torch.rand(count, generator=source).double())
 
 
-def chosen_count(labels, x, pool):
-    order = labels[:, 0].argsort()
-    rows = Rows(x[order], labels[order], ones(len(x)))
+def chosen_count(labels, x, pool, counts=(0, 8, 16)):
+    """Pursue on half of the rows; the other half decides."""
+    halves = [Rows(x[i::2], labels[i::2], ones(len(x) // 2)) for i in range(2)]
     # Nearly constant features.
     drawn = drawn_features(32, x.shape[1], seed=1, scale=0.01)
-    return choose_count(rows, drawn=drawn, pool=pool)
+    inside = halves[0]
+    moments = Moments.of(pool.values(inside.x), inside.labels, inside.weights)
+    found = pool.take(pursue(*moments.centred(), counts[-1]))
+    losses = [
+        held_out_losses(complete(drawn, found, k), *halves, Fourier()) for k in counts
+    ]
+    return counts[furthest_gain(losses, 1.0)], losses
 
 
 def test_labels_that_are_a_feature_are_found():
     x, pool = problem(n=200, pool=4)[0], drawn_features(50, 4, seed=2)
     labels = pool.values(x)[:, 7:8]
-    count, scores = chosen_count(labels - labels.mean(), x, pool)
-    assert count in COUNTS
-    assert dict(scores)[count] > 0.99 > dict(scores)[0]
+    count, losses = chosen_count(labels - labels.mean(), x, pool)
+    assert count > 0
+    assert float(losses[1].mean()) < 0.05 * float(losses[0].mean())
 
 
 def test_noise_is_not_pursued():
-    """A gain of 1.5 standard errors by chance has a probability of a few percent."""
+    """A gain of one standard error by chance has a probability below one sixth.
+
+    Of 20 trials 3.3 are expected at most, with a standard deviation of 1.7.
+    """
     pool, counts = drawn_features(200, 4, seed=2), []
     for seed in range(20):
         x, labels = problem(n=120, pool=4, labels=1, seed=seed)
         counts.append(chosen_count(labels, x, pool)[0])
-    assert counts.count(0) >= 17
+    assert counts.count(0) >= 14
 
 
 def xor(n=400, seed=0):
@@ -135,21 +135,24 @@ def test_few_features_gain():
     X, y = load_digits(return_X_y=True)
     train, test = slice(1000), slice(1000, None)
     scores = {}
-    for pursuit in (0, "auto"):
-        sampler = CoulombSampler(16, pursuit=pursuit, random_state=0)
+    for pursuit in (0, 16):
+        sampler = CoulombSampler(
+            16, pursuit=pursuit, objective="alignment", random_state=0
+        )
         model = RidgeClassifierCV().fit(
             sampler.fit_transform(X[train], y[train]), y[train]
         )
         scores[pursuit] = model.score(sampler.transform(X[test]), y[test])
     assert sampler.n_pursued_ > 0
     # One standard error of a score of 797 rows is below 0.017.
-    assert scores["auto"] > scores[0] + 0.06
+    assert scores[16] > scores[0] + 0.06
 
 
 def test_the_other_features_stay_what_they_were():
     X, y = xor()
-    drawn = CoulombSampler(32, pursuit=0, random_state=0).fit(X, y)
-    pursued = CoulombSampler(32, pursuit=12, random_state=0).fit(X, y)
+    options = {"objective": "alignment", "random_state": 0}
+    drawn = CoulombSampler(32, pursuit=0, **options).fit(X, y)
+    pursued = CoulombSampler(32, pursuit=12, **options).fit(X, y)
     assert (drawn.n_pursued_, pursued.n_pursued_) == (0, 12)
     np.testing.assert_array_equal(
         drawn.transform(X)[:, :20], pursued.transform(X)[:, :20]
@@ -179,19 +182,23 @@ def test_what_was_tried_is_told():
     sampler = CoulombSampler(32, random_state=0).fit(X, y)
     tried = {t["pursued"]: t["score"] for t in sampler.selection_ if "pursued" in t}
     assert list(tried) == [0, 8, 16, 32]
-    assert max(tried, key=tried.get) == sampler.n_pursued_
+    assert sampler.n_pursued_ == 0 or tried[sampler.n_pursued_] == max(tried.values())
+    moved = {t["steps"]: t["score"] for t in sampler.selection_ if "steps" in t}
+    assert list(moved) == [0, 5, 10, 20, 40]
+    assert sampler.n_iter_ in moved
 
 
 def test_controls():
     X, y = xor()
-    sampler = CoulombSampler(32, pursuit=20, random_state=0).fit(X, y)
+    options = {"objective": "alignment", "random_state": 0}
+    sampler = CoulombSampler(32, pursuit=20, **options).fit(X, y)
     control, noise = sampler.control(1), sampler.noise_control(0)
     for found in (control, noise):
         np.testing.assert_array_equal(found.random_offset_, sampler.random_offset_)
     norms = [np.linalg.norm(s.random_weights_, axis=0) for s in (sampler, control)]
     np.testing.assert_allclose(*norms)
     assert noise.n_pursued_ == 0
-    same = CoulombSampler(32, pursuit=0, random_state=0).fit(X, y).noise_control(0)
+    same = CoulombSampler(32, pursuit=0, **options).fit(X, y).noise_control(0)
     np.testing.assert_array_equal(noise.random_weights_, same.random_weights_)
 
 

@@ -1,6 +1,7 @@
 """`CoulombSampler`: random features that learn from labels."""
 
 import copy
+import math
 import warnings
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
@@ -11,48 +12,43 @@ from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
-from coulomb._support.checks import check_count, check_member, check_real
 from coulomb._support.errors import ParameterError
 from coulomb._support.streams import make_generator
-from coulomb.domains import AbstractDomain, Ball, domains
-from coulomb.dynamics.initial import Component, SpectralMixture
+from coulomb.domains import Ball
 from coulomb.dynamics.loop import StopReason
 from coulomb.estimators.base import (
     AbstractFourierSampler,
     Target,
     draw_seed,
-    is_name,
     label_columns,
     read_target,
 )
 from coulomb.estimators.learning import (
     FitData,
     Learned,
-    LearningSettings,
+    choose_columns,
     continue_fit,
     draw_random_features,
     learn,
 )
-from coulomb.estimators.selection import LAWS, Features
+from coulomb.estimators.selection import Features
+from coulomb.estimators.settings import LearningSettings, resolve_settings
 from coulomb.features import (
     DEFAULT_ESTIMATOR_MAP,
     Particles,
     as_feature_map,
-    feature_maps,
 )
-from coulomb.interactions import AbstractInteraction, interactions
 from coulomb.objectives import Sample
 
 # A dense copy of sparse rows holds this many numbers.
 _MOST_NUMBERS = 50_000_000
 # Rows that partial_fit remembers.
 _MOST_ROWS = 20_000
-_FULL_BATCH, _BATCH = 20_000, 4096
-_CHOICES = {
-    "resample": ("uniform", "gibbs"),
-    "stopping": ("settled", "held-out"),
-    "labels": ("centred", "balanced", "paper"),
-}
+# A column that is this far out somewhere is heavy-tailed, and may be cut there.
+_HEAVY, _CUT = 5.0, 3.0
+# Whole numbers with more values than this are not classes unless the user says so, and
+# with more than this it is worth a warning.
+_MOST_CLASSES, _MANY_CLASSES = 50, 20
 # The constants of the paper's study of vectors, which do not win.
 _PAPER: dict[str, Any] = {
     "n_particles": 300,
@@ -70,6 +66,7 @@ _PAPER: dict[str, Any] = {
     "labels": "paper",
     "resample": "gibbs",
     "pursuit": 0,
+    "objective": "alignment",
     "standardize": False,
 }
 
@@ -119,15 +116,20 @@ class CoulombSampler(AbstractFourierSampler):
     """Random Fourier features whose frequencies are moved by the labels.
 
     The features are `sqrt(2/D) cos(w_k . z + b_k)` of standardised inputs `z`. The
-    frequencies are particles: drawn from a spectral law, attracted by the alignment of
-    their feature with the labels, kept apart by a weak repulsion and moved by Langevin
-    dynamics towards
+    frequencies are particles. They are drawn from a spectral law `p0` that the labels
+    bend,
 
         mu(w)  ~  p0(w) exp(-beta V(w)),
         V(w) = -| sum_i q_i Y_i e^{i w.z_i} |^2,
 
-    with `p0` the starting law. Bandwidth, sparsity and temperature are chosen from
-    held-out alignment inside `fit`; if no learning scores best, none is done.
+    some are chosen one after the other by what the others leave of the labels, and then
+    they move down an energy of all features together, the `Evidence` of a ridge
+    regression on them: first the scales of the columns, which all particles share, then
+    each particle. Every fourth row is held out (of fewer than 2000 rows, each once) and
+    decides how many are pursued and how far particles move, if at all.
+
+    With `objective="alignment"` it is the paper's method: each particle moves by
+    Langevin dynamics in its own potential `V`, with a weak repulsion.
 
     Parameters
     ----------
@@ -146,7 +148,9 @@ class CoulombSampler(AbstractFourierSampler):
         Frequencies to choose the starting particles from, by their Gibbs weights; None
         starts from the law itself and needs a number for `inverse_temperature`.
     max_iter
-        Langevin steps; 0 gives fixed random features that never see the labels.
+        Langevin steps, or, under a joint energy, the most steps of a particle that
+        held-out rows are asked about; 0 gives fixed random features that never see the
+        labels.
     tol
         Stop when the mean positions of two windows are closer than this, or, with
         `stopping="held-out"`, when improvements are smaller; 0 runs all `max_iter`
@@ -172,18 +176,26 @@ class CoulombSampler(AbstractFourierSampler):
         one-hot vectors).
     target
         Whether `y` holds "classes" or a "number"; "auto" takes numbers if there are
-        fractions or very many different values.
+        fractions or many different values, and warns where it had to guess.
     resample
         How D of the particles are chosen: "uniform", or "gibbs" by their energies.
     pursuit
         How many of the D features are instead chosen one after the other from a pool,
         each by what the earlier ones leave of the labels. "auto" decides on held-out
-        folds, 0 with a given `inverse_temperature`; fewer than 50 different rows pursue
-        none in any case.
+        rows under a joint energy and is 0 under the alignment; fewer than 50 different
+        rows pursue none in any case.
+    objective
+        What moves the particles: "evidence" or "leave-one-out", energies of all
+        features together, or "alignment", the paper's. "auto" is evidence unless a
+        parameter of the Langevin dynamics is given (`inverse_temperature`, `step_size`,
+        `tol`, `stopping`, `resample`, `n_candidates=None`, raw labels) or the features
+        are not Fourier's.
     stopping
         "settled" or "held-out" (a fifth of the rows is kept aside to decide).
     standardize
-        Centre and scale each column first.
+        Centre and scale each column first. Under a joint energy, columns with heavy
+        tails are cut at three standard deviations and columns of two values keep
+        their width, each if leave-one-out errors agree.
     random_state
         Seed, generator or None, as in scikit-learn.
     verbose
@@ -200,6 +212,8 @@ class CoulombSampler(AbstractFourierSampler):
         Why the run ended, in words.
     n_iter_
         Steps made.
+    scaled_
+        Whether the scales of the columns were moved.
     effective_sample_size_
         How many equal weights the Gibbs weights of the last weighted choice are worth.
     law_, divergence_, inverse_temperature_
@@ -212,6 +226,8 @@ class CoulombSampler(AbstractFourierSampler):
         Frequencies, phases and amplitudes of the features.
     mean_, scale_, gamma_
         Location and scale of each column; the bandwidth as given or by "scale".
+    column_limits_
+        Where scaled columns are cut, infinity for those that are not.
 
     See Also
     --------
@@ -255,6 +271,7 @@ class CoulombSampler(AbstractFourierSampler):
         target: str = "auto",
         resample: str = "uniform",
         pursuit: str | int = "auto",
+        objective: str = "auto",
         stopping: str = "settled",
         standardize: bool = True,
         random_state: Any = None,
@@ -280,6 +297,7 @@ class CoulombSampler(AbstractFourierSampler):
         self.target = target
         self.resample = resample
         self.pursuit = pursuit
+        self.objective = objective
         self.stopping = stopping
         self.standardize = standardize
         self.random_state = random_state
@@ -325,7 +343,7 @@ class CoulombSampler(AbstractFourierSampler):
         with self._all_or_nothing():
             settings = resolve_settings(self, draw_seed(self.random_state))
             rows, y, weight = self._fit_input(X, y, sample_weight)
-            target = read_target(y, target=self.target)
+            target = _read_target(y, self.target)
             self._reservoir: RowReservoir | None = None
             self._learned: Learned | None = None
             self._learn(self._dense(rows, weight, target), settings)
@@ -339,7 +357,8 @@ class CoulombSampler(AbstractFourierSampler):
 
         The first call fixes the standardisation and, once there are two classes,
         chooses law and temperature; each call lets the particles move `max_iter` steps
-        under a uniform random sample of all rows so far (20,000 are remembered).
+        by their alignment with a random sample of all rows so far, of which 20,000 are
+        remembered.
 
         Parameters
         ----------
@@ -364,7 +383,11 @@ class CoulombSampler(AbstractFourierSampler):
                 settings = resolve_settings(self, self._seed)
                 rows, y, weight = self._fit_input(X, y, sample_weight)
                 self._learned = None
-                known = read_target(y, target=self.target, classes=classes)
+                known = (
+                    _read_target(y, self.target)
+                    if classes is None
+                    else read_target(y, target=self.target, classes=classes)
+                )
                 self._classes = known.classes
             else:
                 settings = resolve_settings(self, self._seed)
@@ -373,7 +396,7 @@ class CoulombSampler(AbstractFourierSampler):
             target = read_target(y, target=kind, classes=self._classes)
             chunk = self._dense(rows, weight, target)
             self._reservoir = RowReservoir.of(chunk, self._seed, before)
-            self._learn(self._reservoir.rows, settings)
+            self._learn(self._reservoir.rows, replace(settings, joint=None))
         return self
 
     def control(self, random_state: Any = None) -> Self:
@@ -452,6 +475,7 @@ class CoulombSampler(AbstractFourierSampler):
             inverse_temperature=self.inverse_temperature_,
             max_iter=self.n_iter_,
             pursuit=0,
+            joint=None,
             # Where V = 0 there is nothing to watch, and no rows to choose from.
             tol=0.0,
             stopping="settled",
@@ -499,11 +523,58 @@ class CoulombSampler(AbstractFourierSampler):
         # Repeated rows and integer weights are the same: only different rows count.
         distinct = len(x) if len(x) > 1000 else len(np.unique(x, axis=0))
         data = FitData(sample, order, distinct)
+        if settings.joint and self.standardize:
+            data = self._adapt_columns(data, settings)
         if self._learned is None:
             self._learned = learn(data, settings)
         else:
             self._learned = continue_fit(data, self._learned, settings)
         self._keep_learned(self._learned)
+
+    def _adapt_columns(self, data: FitData, settings: LearningSettings) -> FitData:
+        """Cut heavy tails, and leave columns of two values 0 and 1, if that is better.
+
+        A row far out has a feature that says nothing, and a rare value in a column of
+        two becomes such a row when it is standardised.
+        """
+        x = data.sample.x
+        low, high = x.min(dim=0).values, x.max(dim=0).values
+        binary = ((x == low) | (x == high)).all(dim=0)
+        heavy = ~binary & (torch.maximum(high, -low) > _HEAVY)
+        if self._sparse:  # zeros are not stored, and must not be cut
+            zero = torch.from_numpy(self.mean_ / self.scale_)[self._varying].to(x)
+            heavy &= zero.abs() < _CUT
+        limits = torch.where(heavy, _CUT, math.inf).to(x)
+        widths = torch.where(binary, high - low, torch.ones_like(high))
+        choices = [
+            (cut, width)
+            for cut in ([torch.full_like(limits, math.inf), limits])
+            for width in ([torch.ones_like(widths), widths])
+        ]
+        if not bool(heavy.any()):
+            choices = choices[:2]
+        if not bool(binary.any()):
+            choices = choices[::2]
+        if len(choices) == 1 or data.distinct_rows < 50:
+            return data
+        variants = [x.clamp(-cut, cut) / width for cut, width in choices]
+        best = choose_columns(data, variants, settings)
+        cut, width = choices[best]
+        self.column_limits_[self._varying] = cut.double().numpy()
+        self.scale_[self._varying] *= width.double().numpy()
+        return data._replace(sample=replace(data.sample, x=variants[best]))
+
+    def _scaled(self, X: Any) -> Any:
+        limits = getattr(self, "column_limits_", None)  # not in files of old
+        if limits is None or np.isinf(limits).all():
+            return super()._scaled(X)
+        if not sparse.issparse(X):
+            scaled = super()._scaled(X)
+            return np.clip(scaled, -limits, limits).astype(X.dtype, copy=False)
+        reach, cut = limits * self.scale_, X.copy()
+        low, high = (self.mean_ - reach)[X.indices], (self.mean_ + reach)[X.indices]
+        cut.data = np.clip(X.data, low, high).astype(X.dtype, copy=False)
+        return cut
 
     def _waits_for_classes(self, target: Target) -> bool:
         """Whether chunks have shown one class so far, and more were announced."""
@@ -545,9 +616,15 @@ class CoulombSampler(AbstractFourierSampler):
             {"law": t.law, "divergence": t.divergence, "score": t.score}
             for t in learned.trials
         ]
-        features, self.n_pursued_, scores = learned.pursuit
-        self.selection_ += [{"pursued": k, "score": score} for k, score in scores]
-        self._store(features)
+        self.selection_ += [
+            {"scaled": stage.scaled, "steps": stage.steps, "score": score}
+            if stage.scaled
+            else {"pursued": stage.pursued, "score": score}
+            for stage, score in learned.judged
+        ]
+        stage = learned.stage
+        self.n_pursued_, self.scaled_ = stage.pursued, stage.scaled
+        self._store(stage.features)
         if self.tol > 0 and reason is StopReason.MAX_STEPS:
             warnings.warn(
                 f"CoulombSampler made all {self.max_iter} steps before `tol` = "
@@ -559,7 +636,7 @@ class CoulombSampler(AbstractFourierSampler):
     def _keep_random(self, dim: int, settings: LearningSettings) -> None:
         features, self.law_ = draw_random_features(dim, settings)
         self.particles_ = self._embed(features.positions.numpy().T).T
-        self.n_pursued_ = 0
+        self.n_pursued_, self.scaled_ = 0, False
         self.n_iter_, self.history_, self.selection_ = 0, _columns_of([]), []
         self.stop_reason_ = StopReason.MAX_STEPS.value
         self.divergence_, self.inverse_temperature_ = 0.0, 0.0
@@ -572,12 +649,35 @@ class CoulombSampler(AbstractFourierSampler):
     def _dense(self, X: Any, weight: np.ndarray, target: Target) -> ScaledRows:
         """Standardise the columns that vary; of huge sparse data, of some rows."""
         rows = ScaledRows(X, target, weight)
-        if sparse.issparse(X):
+        self._sparse = sparse.issparse(X)
+        if not hasattr(self, "_reservoir") or self._reservoir is None:
+            self.column_limits_ = np.full(X.shape[1], np.inf)
+        if self._sparse:
             most = max(256, _MOST_NUMBERS // max(1, X.shape[1]))
             rows = rows.take(slice(None, None, -(-X.shape[0] // most)))
             rows = rows._replace(x=rows.x.toarray())
         scaled = self._scaled(rows.x)[:, self._varying]
         return rows._replace(x=np.ascontiguousarray(scaled))
+
+
+def _read_target(y: Any, target: str) -> Target:
+    """Tell classes from numbers, and say so where whole numbers could be either."""
+    read = read_target(y, target=target)
+    if target != "auto" or read.classes is None or read.classes.dtype.kind not in "fiu":
+        return read
+    count = len(read.classes)
+    if count <= _MANY_CLASSES:
+        return read
+    taken = "classes" if count <= _MOST_CLASSES else "numbers"
+    warnings.warn(
+        f"`y` holds {count} different whole numbers, which are taken as {taken}; say "
+        "target='classes' or target='number'.",
+        UserWarning,
+        stacklevel=4,
+    )
+    if taken == "numbers":
+        read = read_target(y, target="number")
+    return read
 
 
 def _columns_of(history: list[dict[str, Any]]) -> dict[str, np.ndarray]:
@@ -586,115 +686,3 @@ def _columns_of(history: list[dict[str, Any]]) -> dict[str, np.ndarray]:
         name: np.array([record.get(name, np.nan) for record in history])
         for name in names
     }
-
-
-def resolve_settings(sampler: Any, seed: int) -> LearningSettings:
-    """Check every parameter of a sampler and resolve every name."""
-    sampler._check_gamma()
-    for name, known in _CHOICES.items():
-        check_member(name, getattr(sampler, name), known)
-    n_components = check_count("n_components", sampler.n_components)
-    n_particles = n_components
-    if sampler.n_particles is not None:
-        n_particles = check_count("n_particles", sampler.n_particles)
-    if n_particles < n_components:
-        raise ParameterError(
-            f"`n_components` must be at most `n_particles` = {n_particles}; got "
-            f"{n_components}. Raise `n_particles` or leave it None."
-        )
-    beta = _number_or_auto(
-        "inverse_temperature", sampler.inverse_temperature, infinite=True
-    )
-    n_candidates = sampler.n_candidates
-    if n_candidates is not None:
-        n_candidates = max(check_count("n_candidates", n_candidates), n_particles)
-    elif beta is None and sampler.max_iter != 0:
-        raise ParameterError(
-            "`inverse_temperature` must be a number when `n_candidates` is None; got "
-            "'auto'. Give one of the two a number."
-        )
-    feature_map, batch_size = sampler.feature_map, sampler.batch_size
-    named = isinstance(feature_map, str)
-    feature_map = (feature_maps.build if named else as_feature_map)(feature_map)
-    if batch_size is not None and not is_name("batch_size", batch_size, "auto"):
-        check_count("batch_size", batch_size, at_least=2)
-    strength = sampler.interaction_strength
-    return LearningSettings(
-        n_components=n_components,
-        n_particles=n_particles,
-        laws=_open_laws(sampler.gamma, sampler.coordinates),
-        inverse_temperature=beta,
-        n_candidates=n_candidates,
-        max_iter=check_count("max_iter", sampler.max_iter, at_least=0),
-        tol=check_real("tol", sampler.tol, at_least=0),
-        step_size=_number_or_auto("step_size", sampler.step_size),
-        interaction=_build(
-            "interaction", sampler.interaction, AbstractInteraction, interactions
-        ),
-        strength=check_real("interaction_strength", strength, at_least=0),
-        domain=_build("domain", sampler.domain, AbstractDomain, domains),
-        clip=check_real("clip", sampler.clip, above=0, infinite=True),
-        prior=bool(sampler.prior),
-        feature_map=feature_map,
-        batch_size=_BATCH if batch_size == "auto" else batch_size,
-        full_batch_up_to=_FULL_BATCH if batch_size == "auto" else 0,
-        distinct_pairs=sampler.labels == "paper",
-        resample=sampler.resample,
-        pursuit=_count_pursued(sampler, feature_map.averages_phases, beta),
-        stopping=sampler.stopping,
-        seed=seed,
-        progress=bool(sampler.verbose),
-    )
-
-
-def _count_pursued(sampler: Any, fourier: bool, beta: float | None) -> int | None:
-    """Give how many features are pursued, None if held-out folds shall decide."""
-    if is_name("pursuit", sampler.pursuit, "auto"):
-        # Who gives a temperature wants particles of that temperature.
-        return None if fourier and beta is None else 0
-    count = check_count("pursuit", sampler.pursuit, at_least=0)
-    if count > sampler.n_components:
-        raise ParameterError(
-            f"`pursuit` must be at most `n_components` = {sampler.n_components}; got "
-            f"{count}. Lower it, or use 'auto'."
-        )
-    if count and not fourier:
-        raise ParameterError(
-            f"`pursuit` must be 0 with the feature map {sampler.feature_map!r}; got "
-            f"{count}. Only Fourier features are pursued."
-        )
-    return count
-
-
-def _number_or_auto(name: str, value: Any, *, infinite: bool = False) -> float | None:
-    if is_name(name, value, "auto"):
-        return None
-    return check_real(name, value, above=0, infinite=infinite)
-
-
-def _open_laws(gamma: Any, coordinates: Any) -> dict[str, SpectralMixture]:
-    """List the starting laws that the parameters leave open, the default first."""
-    count = 0
-    if not is_name("coordinates", coordinates, "auto", "all"):
-        count = check_count("coordinates", coordinates)
-    if gamma == "auto" and coordinates == "auto":
-        return LAWS
-    if gamma == "auto":
-        name = f"{coordinates} coordinates, {{:g}} times scale"
-        widths = (1.0, 0.5, 2.0, 4.0)
-        return {name.format(m): SpectralMixture((Component(count, m),)) for m in widths}
-    counts = (0, 1, 2, 3) if coordinates == "auto" else (count,)
-    width, absolute = (1.0, False) if gamma == "scale" else (float(gamma), True)
-    return {
-        f"{k or 'all'} coordinates": SpectralMixture((Component(k, width, absolute),))
-        for k in counts
-    }
-
-
-def _build(name: str, value: Any, kind: type, registry: Any) -> Any:
-    if isinstance(value, kind):
-        return value
-    if isinstance(value, str):
-        return registry.build(value)
-    word = kind.__name__.removeprefix("Abstract").lower()
-    raise ParameterError(f"`{name}` must be a name or a {word}; got {value!r}.")

@@ -1,20 +1,28 @@
-"""From data to particles: draw candidates, bend their law, let them move."""
+"""From data to particles: draw candidates, bend their law, let them move.
+
+Particles move by one of two energies. Under the paper's *alignment* each follows the
+labels on its own, with the noise of its temperature. Under a *joint* energy, of a ridge
+regression on all features, they complete each other; then the labels have been used to
+the full, so a part of the rows is held out from all of it and decides how far to go:
+how many features are pursued, whether the scales of the columns move (shared by all
+particles), and how many steps the particles make on their own.
+"""
 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from coulomb._support.streams import make_generator
-from coulomb.domains import AbstractDomain, Masked
+from coulomb.domains import Masked, Space
 from coulomb.dynamics import loop
-from coulomb.dynamics.initial import SpectralDraw, SpectralMixture, draw_phases
-from coulomb.dynamics.langevin import ProjectedLangevin
+from coulomb.dynamics.initial import SpectralDraw, draw_phases
+from coulomb.dynamics.langevin import AdamLangevin, ProjectedLangevin, State
 from coulomb.dynamics.loop import AbstractStopRule, HeldOut, Settled, StopReason
 from coulomb.dynamics.resampling import (
     Resampler,
@@ -27,89 +35,58 @@ from coulomb.energy import Hamiltonian
 from coulomb.estimators.selection import (
     BROAD,
     CAUTIOUS,
+    COUNTS,
+    LARGEST_SINGLE_ANGLE,
     LAWS,
     REFERENCE,
     Features,
-    Pursuit,
+    Moments,
     Rows,
+    Stage,
     Trial,
     choose_law,
     complete,
+    furthest_gain,
+    held_out_losses,
+    pursue,
 )
-from coulomb.features import AbstractFeatureMap, Particles
-from coulomb.interactions import AbstractInteraction, ExactSum, FarFieldSum
+from coulomb.estimators.settings import JOINT, LearningSettings
+from coulomb.features import Particles
+from coulomb.interactions import ExactSum, FarFieldSum
 from coulomb.objectives import (
+    AbstractJoint,
     AbstractSampled,
     Alignment,
     FourierAlignment,
     GaussianPrior,
     Sample,
+    SharedScales,
 )
 
 # Fewer different rows than this cannot tell laws apart.
 _ENOUGH_TO_CHOOSE = 50
 _ROWS_TO_CHOOSE = 2000  # more rows change a choice little and cost much
 _ROWS_TO_WEIGH = 20_000  # for the energies of thousands of candidates
-_ROWS_TO_PURSUE = 10_000  # for the products of a pool of features
+_ROWS_TO_PURSUE = 4000  # for the products of a pool of features
+_ROWS_TO_MOVE = 20_000  # to draw the batches of a joint energy from
 _POOL = 1000
+# Held out from learning by a joint energy: every fourth row, once if rows are many and
+# otherwise each once.
+_PARTS, _MANY_ROWS = 4, 2000
+_ROWS_PER_PURSUED = 10
+_MARGIN = 1.0  # standard errors by which more learning must be better
+_SCALE_STEPS, _SCALE_STEP_SIZE = 20, 0.05
+_MARKS = (5, 10, 20, 40, 80, 160)  # steps of the particles after which they are judged
+_PARTICLE_STEP_SIZE = 0.02
+_LEAST_BATCH = 1024
+_MOST_MOVING = 512  # more particles only have their shared scales moved
+_LAWS_FOR_COLUMNS, _FEATURES_FOR_COLUMNS = ("smoother", "mixed"), 128
 _MANY_PARTICLES = 5000  # above, pairs are summed with a far field
 _MANY_STEPS = 200  # from here on the steps are what a fit takes its time for
-_LARGEST_SINGLE_ANGLE = 1e3  # rounded to 6e-5 in single precision
 _RECORD_EVERY, _MOST_RECORDS = 10, 50
 _WORTH_A_THREAD = 2_000_000_000
 _STEP = 0.02  # of the fastest relaxation: eta = beta * step * variance
 _VALIDATION = 0.2
-_STREAMS = {
-    "start": 0,
-    "selection": 1,
-    "moves": 2,
-    "choice": 3,
-    "held-out": 4,
-    "pool": 5,
-    "phases": 9,
-}
-
-
-@dataclass(frozen=True, eq=False)
-class LearningSettings:
-    """What a fit is asked to do, with every name resolved.
-
-    `inverse_temperature` None lets the data choose, `n_candidates` None starts from the
-    law itself, `step_size` None follows the temperature, `pursuit` None lets the data
-    choose how many features are chosen one after the other.
-    """
-
-    n_components: int
-    n_particles: int
-    laws: dict[str, SpectralMixture]
-    inverse_temperature: float | None
-    n_candidates: int | None
-    max_iter: int
-    tol: float
-    step_size: float | None
-    interaction: AbstractInteraction
-    strength: float
-    domain: AbstractDomain
-    clip: float
-    prior: bool
-    feature_map: AbstractFeatureMap
-    batch_size: int | None
-    full_batch_up_to: int
-    distinct_pairs: bool
-    resample: str
-    pursuit: int | None
-    stopping: str
-    seed: int
-    progress: bool
-
-    def generator(self, stream: str) -> torch.Generator:
-        """Make the generator of one of the random streams of a fit."""
-        return make_generator(self.seed, _STREAMS[stream])
-
-    def with_phases(self, positions: Tensor) -> Features:
-        """Draw the phases, from a stream that learned and random features share."""
-        phases = draw_phases(len(positions), generator=self.generator("phases"))
-        return Features(positions.double(), phases)
 
 
 class FitData(NamedTuple):
@@ -131,20 +108,223 @@ class Learned(NamedTuple):
     trials: list[Trial]
     chosen: Tensor  # indices of the particles that become features
     effective_sample_size: float
-    pursuit: Pursuit  # the features: particles, then those that were pursued
+    stage: Stage  # the features: particles, then those that were pursued
+    judged: list[tuple[Stage, float]]  # stages that were tried, held-out R^2
 
 
 def learn(data: FitData, settings: LearningSettings) -> Learned:
     """Learn particles from scratch."""
     fit = _Fit(settings, *data)
     with fit.sensible_threads():
+        if settings.joint and data.distinct_rows >= _ENOUGH_TO_CHOOSE:
+            return _learn_jointly(fit)
         law, divergence, trials = fit.choose()
         draw, beta, size = fit.draw_start(law, divergence)
         run = fit.move(draw, beta)
         chosen, weighted_size = fit.choose_particles(run, draw, beta)
-        features = fit.features(run, chosen, law)
+        stage = fit.features(run, chosen, law)
     size = weighted_size or size
-    return Learned(run, draw, law, divergence, beta, trials, chosen, size, features)
+    return Learned(run, draw, law, divergence, beta, trials, chosen, size, stage, [])
+
+
+def _learn_jointly(whole: "_Fit") -> Learned:
+    """Learn on a part of the rows, or on several, and stop where the others say."""
+    parts = whole.parts()
+    one = len(parts) == 1
+    # Of few rows all choose the law and its divergence.
+    law, divergence, trials = (parts[0][0] if one else whole).choose()
+    paths = [_Path(fit, law, divergence) for fit, _ in parts]
+    outside = [rows for _, rows in parts]
+    counts = whole.counts()
+    pursued = [path.pursued(counts) for path in paths]
+    losses = _pooled(paths, pursued, outside)
+    best = furthest_gain(losses, _MARGIN)
+    moved = [
+        path.moved(stages[best]) for path, stages in zip(paths, pursued, strict=True)
+    ]
+    more = _pooled(paths, moved, outside)
+    end = furthest_gain(more, _MARGIN)
+    variance = float(torch.cat([_spread(rows) for rows in outside]).mean())
+    tried = pursued[0] + moved[0][1:]
+    judged = [
+        (stage, 1 - float(loss.mean()) / variance)
+        for stage, loss in zip(tried, losses + more[1:], strict=True)
+    ]
+    path, stage = paths[0], moved[0][end]
+    if not one:
+        path = _Path(whole, law, divergence)
+        stage = path.moved(path.pursued(counts[best : best + 1])[0], end)[end]
+    return path.learned(stage, trials, judged)
+
+
+def _pooled(
+    paths: list["_Path"], stages: list[list[Stage]], outside: list[Rows]
+) -> list[Tensor]:
+    """Judge every stage on all rows that were held out from it."""
+    losses = [
+        [path.losses(stage, rows) for stage in each]
+        for path, each, rows in zip(paths, stages, outside, strict=True)
+    ]
+    return [torch.cat(same) for same in zip(*losses, strict=True)]
+
+
+def _spread(rows: Rows) -> Tensor:
+    centred = rows.labels - rows.weights @ rows.labels / rows.weights.sum()
+    return rows.weights * centred.square().sum(dim=-1)
+
+
+class _Path:
+    """The way of one set of rows: particles drawn, some pursued, all moved."""
+
+    def __init__(self, fit: "_Fit", law: str, divergence: float | None) -> None:
+        self.fit, self.law, self.divergence = fit, law, divergence
+        self.draw, self.beta, self.size = fit.draw_start(law, divergence)
+        settings = fit.settings
+        self.chosen = choose_uniformly(
+            settings.n_particles,
+            settings.n_components,
+            generator=settings.generator("choice"),
+        )
+        self.start = settings.with_phases(self.draw.positions[self.chosen])
+        self.history: list[dict[str, Any]] = []
+
+    @cached_property
+    def inside(self) -> Rows:
+        return self.fit.some_rows(_ROWS_TO_PURSUE)
+
+    def losses(self, stage: Stage, outside: Rows) -> Tensor:
+        """Judge a stage on rows that it has not seen."""
+        feature_map = self.fit.settings.feature_map
+        return held_out_losses(stage.features, self.inside, outside, feature_map)
+
+    def pursued(self, counts: tuple[int, ...]) -> list[Stage]:
+        """Replace so many of the drawn features by some that complete the others."""
+        found = self.start
+        if counts[-1]:
+            found = self.fit.pursued(self.law, counts[-1])
+        return [Stage(complete(self.start, found, k), k) for k in counts]
+
+    def moved(self, stage: Stage, most: int | None = None) -> list[Stage]:
+        """Let scales and then particles move; the first stage is the one given."""
+        settings, stages = self.fit.settings, [stage]
+        marks = [steps for steps in _MARKS if steps <= settings.max_iter]
+        if most == 0:
+            return stages
+        moves = self.moves()
+        features = moves.rescale(stage.features)
+        stages.append(stage._replace(features=features, scaled=True))
+        if len(features.phases) > _MOST_MOVING:
+            return stages
+        run = moves.begin(features)
+        for steps in marks[: None if most is None else most - 1]:
+            features = moves.go_on(run, steps)
+            stages.append(Stage(features, stage.pursued, steps, scaled=True))
+        self.history = run.history
+        return stages
+
+    def moves(self) -> "_JointMoves":
+        """Prepare moves, in the precision that the angles allow."""
+        rows = self.fit.some_rows(_ROWS_TO_MOVE)
+        return _JointMoves(self.fit.settings, rows.single(self.start.positions))
+
+    def learned(
+        self, stage: Stage, trials: list[Trial], judged: list[tuple[Stage, float]]
+    ) -> Learned:
+        """Say where the path ended."""
+        if not self.history:
+            moves = self.moves()
+            run = moves.begin(stage.features)
+            moves.go_on(run, 0)
+            self.history = run.history
+        positions = self.draw.positions.double().clone()
+        positions[self.chosen] = stage.features.positions
+        run = loop.Run(
+            State(Particles(positions), stage.steps),
+            self.fit.settings.generator("moves"),
+            [record for record in self.history if record["step"] <= stage.steps],
+            reason=StopReason.HELD_OUT,
+        )
+        return Learned(
+            run,
+            self.draw._replace(positions=positions),
+            self.law,
+            self.divergence,
+            self.beta,
+            trials,
+            self.chosen,
+            self.size,
+            stage,
+            judged,
+        )
+
+
+class _JointMoves:
+    """Moves under a joint energy; a phase is the frequency of a constant column."""
+
+    def __init__(self, settings: LearningSettings, rows: Rows) -> None:
+        assert settings.joint is not None
+        self.settings = settings
+        self.generator = settings.generator("moves")
+        x, labels, weights = rows
+        x = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
+        equal = bool((weights == weights[0]).all())
+        self.sample = Sample(x, labels, None if equal else weights / weights.sum())
+        self.objective: AbstractJoint = JOINT[settings.joint](
+            self.sample, settings.feature_map
+        )
+        self.batch_size = max(_LEAST_BATCH, 4 * settings.n_components)
+
+    def rescale(self, features: Features) -> Features:
+        """Move the scales of the columns, which all particles share."""
+        dtype = self.sample.x.dtype
+        some = _with_phase_column(features.take(slice(_MOST_MOVING // 2)), dtype)
+        objective = self.objective.with_best_penalty(some)
+        scales = SharedScales(objective, some)
+        free = torch.ones_like(some.positions[:1])
+        free[:, -1] = 0  # the phases stay
+        sampler = AdamLangevin(
+            _SCALE_STEP_SIZE, domain=Masked(Space(), free), batch_size=self.batch_size
+        )
+        start = Particles(torch.zeros_like(free))
+        run = loop.init_run(sampler, start, generator=self.generator)
+        limits = loop.RunSettings(_SCALE_STEPS, record_every=_SCALE_STEPS)
+        loop.run(run, sampler, Hamiltonian(scales), limits)
+        factors = run.particles.positions[:, :-1].double().exp()
+        return features._replace(positions=features.positions * factors)
+
+    def begin(self, features: Features) -> loop.Run:
+        """Prepare the moves of the particles, each on its own coordinates."""
+        particles = _with_phase_column(features, self.sample.x.dtype)
+        mask = (particles.positions != 0).to(particles.positions)
+        mask[:, -1] = 1
+        settings = self.settings
+        self.objective = self.objective.with_best_penalty(particles)
+        self.energy = Hamiltonian(
+            self.objective, settings.interaction, settings.strength
+        )
+        self.sampler = AdamLangevin(
+            _PARTICLE_STEP_SIZE,
+            domain=Masked(Space(), mask),
+            batch_size=self.batch_size,
+        )
+        return loop.init_run(self.sampler, particles, generator=self.generator)
+
+    def go_on(self, run: loop.Run, steps: int) -> Features:
+        """Move until a step."""
+        limits = loop.RunSettings(
+            steps, record_every=max(1, steps), progress=self.settings.progress
+        )
+        loop.run(run, self.sampler, self.energy, limits)
+        positions = run.particles.positions.double()
+        return Features(
+            self.settings.domain.project(positions[:, :-1]), positions[:, -1]
+        )
+
+
+def _with_phase_column(features: Features, dtype: torch.dtype) -> Particles:
+    phases = features.phases.unsqueeze(-1)
+    positions = torch.cat([features.positions, phases], dim=1).to(dtype)
+    return Particles(positions, torch.zeros(len(positions), dtype=dtype))
 
 
 def continue_fit(
@@ -155,8 +335,31 @@ def continue_fit(
     draw = learned.draw._replace(positions=learned.run.particles.positions)
     with fit.sensible_threads():
         moved = fit.move(draw, learned.inverse_temperature, learned.run)
-        features = fit.features(moved, learned.chosen, learned.law)
-    return learned._replace(run=moved, draw=draw, pursuit=features)
+        stage = fit.features(moved, learned.chosen, learned.law)
+    return learned._replace(run=moved, draw=draw, stage=stage)
+
+
+def choose_columns(
+    data: FitData, variants: list[Tensor], settings: LearningSettings
+) -> int:
+    """Choose among columns scaled in several ways, by leave-one-out errors.
+
+    The features are those of a smooth and of a mixed law, which see no labels.
+    """
+    errors = []
+    for x in variants:
+        fit = _Fit(settings, replace(data.sample, x=x), *data[1:])
+        rows = fit.some_rows(_ROWS_TO_CHOOSE)
+        generator = settings.generator("selection")
+        losses = []
+        for name in _LAWS_FOR_COLUMNS:
+            count, dim = _FEATURES_FOR_COLUMNS, x.shape[1]
+            positions = LAWS[name].draw(count, dim, generator=generator)
+            drawn = Features(positions, draw_phases(count, generator=generator))
+            left = drawn.errors(rows, settings.feature_map).square().sum(dim=-1)
+            losses.append(float((rows.weights * left).mean()))
+        errors.append(min(losses))
+    return min(range(len(errors)), key=errors.__getitem__)
 
 
 def draw_random_features(dim: int, settings: LearningSettings) -> tuple[Features, str]:
@@ -188,8 +391,13 @@ class _Fit:
         """
         count = self.settings.n_candidates or self.settings.n_particles
         small = self.sample.x.numel() * count < _WORTH_A_THREAD
+        threads = torch.get_num_threads()
         with threadpool_limits(limits=1 if small else None):
-            yield
+            torch.set_num_threads(1 if small else threads)
+            try:
+                yield
+            finally:
+                torch.set_num_threads(threads)
 
     def choose(self) -> tuple[str, float | None, list[Trial]]:
         """Choose a law and a divergence, by held-out folds if there is a choice."""
@@ -206,6 +414,7 @@ class _Fit:
         best, trials = choose_law(
             self.some_rows(_ROWS_TO_CHOOSE),
             laws=laws,
+            feature_map=settings.feature_map,
             n_candidates=settings.n_candidates or settings.n_particles,
             n_features=settings.n_components,
             generator=settings.generator("selection"),
@@ -219,9 +428,13 @@ class _Fit:
             generator = self.settings.generator("held-out")
             drawn = torch.randperm(len(rows), generator=generator)
             rows = rows[drawn[:most].sort().values]
-        weights = (self.sample.probabilities * self.sample.size)[rows]
+        return self.rows(rows)
+
+    def rows(self, chosen: Tensor) -> Rows:
+        """Take these rows."""
         sample = self.sample
-        return Rows(sample.x[rows], sample.labels[rows], weights / weights.mean())
+        weights = (sample.probabilities * sample.size)[chosen]
+        return Rows(sample.x[chosen], sample.labels[chosen], weights / weights.mean())
 
     def draw_start(
         self, law: str, divergence: float | None
@@ -332,7 +545,7 @@ class _Fit:
         """
         x = self.sample.x
         reach = float(x.norm(dim=-1).max()) * float(positions.norm(dim=-1).max())
-        if self.settings.max_iter < _MANY_STEPS or reach > _LARGEST_SINGLE_ANGLE:
+        if self.settings.max_iter < _MANY_STEPS or reach > LARGEST_SINGLE_ANGLE:
             return x.dtype
         return torch.float32
 
@@ -379,14 +592,42 @@ class _Fit:
         chosen = Resampler("systematic")(weights, keep, generator=generator)
         return chosen, effective_sample_size(weights)
 
-    def features(self, run: loop.Run, chosen: Tensor, law: str) -> Pursuit:
+    def features(self, run: loop.Run, chosen: Tensor, law: str) -> Stage:
         """Turn particles into features; the last may be chosen one after the other."""
-        settings = self.settings
-        drawn = settings.with_phases(run.particles.positions[chosen])
-        if settings.pursuit == 0 or self.distinct_rows < _ENOUGH_TO_CHOOSE:
-            return Pursuit(drawn, 0, [])
-        rows, judges = self.some_rows(_ROWS_TO_PURSUE), self.some_rows(_ROWS_TO_CHOOSE)
-        return complete(drawn, self.draw_pool(law), rows, judges, settings.pursuit)
+        drawn = self.settings.with_phases(run.particles.positions[chosen])
+        count = self.settings.pursuit or 0
+        if count == 0 or self.distinct_rows < _ENOUGH_TO_CHOOSE:
+            return Stage(drawn)
+        return Stage(complete(drawn, self.pursued(law, count), count), count)
+
+    def pursued(self, law: str, count: int) -> Features:
+        """Choose features of a pool one after the other."""
+        pool, rows = self.draw_pool(law), self.some_rows(_ROWS_TO_PURSUE)
+        moments = Moments.of(pool.values(rows.x), rows.labels, rows.weights)
+        return pool.take(pursue(*moments.centred(), count))
+
+    def counts(self) -> tuple[int, ...]:
+        """List how many features may be pursued."""
+        if self.settings.pursuit is not None:
+            return (self.settings.pursuit,)
+        most = min(self.settings.n_components, self.distinct_rows // _ROWS_PER_PURSUED)
+        return (0, *(k for k in COUNTS if k <= most))
+
+    def parts(self) -> list[tuple["_Fit", Rows]]:
+        """Hold out every fourth row in the order of labels: once, or each once."""
+        number = torch.arange(len(self.order)) % _PARTS
+        found = []
+        for part in range(1 if len(self.order) >= _MANY_ROWS else _PARTS):
+            inside = _thinned(self.order[number != part], _ROWS_TO_WEIGH)
+            outside = _thinned(self.order[number == part], _ROWS_TO_PURSUE)
+            sample = self.sample
+            weights = None
+            if sample.weights is not None:
+                weights = sample.weights[inside] / sample.weights[inside].sum()
+            kept = Sample(sample.x[inside], sample.labels[inside], weights)
+            fit = replace(self, sample=kept, order=torch.arange(len(inside)))
+            found.append((fit, self.rows(outside)))
+        return found
 
     def draw_pool(self, law: str) -> Features:
         """Draw from the law that was chosen and, if all were open, from a broad one."""
@@ -397,6 +638,11 @@ class _Fit:
         parts = [each.draw(size, dim, generator=generator) for each in laws]
         positions = settings.domain.project(torch.cat(parts))
         return Features(positions, draw_phases(len(positions), generator=generator))
+
+
+def _thinned(rows: Tensor, most: int) -> Tensor:
+    """Keep about `most` of the rows, evenly."""
+    return rows[:: -(-len(rows) // most)]
 
 
 def _cast(particles: Particles, dtype: torch.dtype) -> Particles:

@@ -1,23 +1,26 @@
-"""Choices made on held-out folds: the law and temperature, and what is pursued.
+"""Choices on rows that were held out: law and temperature, what is pursued, moves.
 
 A *law* is where the frequencies come from: how many coordinates each lives on and how
-wide it spreads there. A *divergence* is how far, in nats, the labels may bend that law
-through `exp(-beta V)`. For each pair of them and each fold, frequencies are chosen
-without the fold, a ridge regression on their features predicts the fold's labels, and
-the score is the alignment of all these predictions with the labels,
-`<P, Y> / (|P| |Y|)`.
+wide it spreads there. Laws do not see the labels, so the exact leave-one-out error of a
+ridge regression on features of a law judges it, at the cost of one fit. A *divergence*
+is how far, in nats, the labels may bend the law through `exp(-beta V)`; it is judged on
+folds, whose frequencies are chosen without the fold. Scores are the alignment of all
+these predictions with the labels, `<P, Y> / (|P| |Y|)`.
 
 Particles that are drawn by their own energies know nothing of each other: where two say
-the same about the rows, one is wasted. Repulsion between positions does not see that.
-*Pursued* features repel each other where it matters, in their values on the data: of a
-pool, the next feature is the one that lowers the squared error of a regression on all
-that are chosen already the most (orthogonal least squares),
+the same about the rows, one is wasted. *Pursued* features repel each other where it
+matters, in their values on the data: of a pool, the next feature is the one that lowers
+the squared error of a regression on all that are chosen already the most (orthogonal
+least squares),
 
     argmax_k  |<f_k, R>|^2 / (|f_k|^2 + ridge),
 
 with R what the earlier ones leave of the labels and f_k what they leave of feature k.
-Few features gain much by it. Many fit the noise of the labels, so their number is
-chosen on held-out folds, and the other features stay what the dynamics made them.
+Few features gain much by it, many fit the noise of the labels.
+
+How many are pursued, and how far particles move afterwards, is a *path* of ever more
+learning; where to stop on it is judged by ridge regressions on rows held out from all
+of it.
 """
 
 import math
@@ -26,17 +29,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coulomb.dynamics.initial import Component, SpectralMixture
+from coulomb.dynamics.initial import Component, SpectralMixture, draw_phases
 from coulomb.dynamics.resampling import (
     Resampler,
     gibbs_weights,
     temperature_of_divergence,
 )
+from coulomb.features import AbstractFeatureMap, Particles
+from coulomb.objectives import LeaveOneOut, Sample
 
 # Multiples m of the "scale" bandwidth, and coordinates per particle (0: all).
 LAWS = {
     "dense": SpectralMixture((Component(0, 1.0),)),
     "smooth": SpectralMixture((Component(0, 0.5),)),
+    "smoother": SpectralMixture((Component(0, 0.25),)),
+    "smoothest": SpectralMixture((Component(0, 0.06),)),
     "rough": SpectralMixture((Component(0, 2.0),)),
     "rougher": SpectralMixture((Component(0, 4.0),)),
     "pairs": SpectralMixture(
@@ -61,9 +68,10 @@ MARGIN = 1.5
 # Too few rows to score anything are bent less.
 CAUTIOUS = ("mixed", 0.5)
 FOLDS = 5
-# How many features may be pursued, and the penalties that judge them.
+LARGEST_SINGLE_ANGLE = 1e3  # rounded to 6e-5 in single precision
+# How many features may be pursued, and how many are judged.
 COUNTS = (8, 16, 32, 64, 128)
-_PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+_MOST_JUDGED = 512
 _RIDGE = 1.0
 _MOST_FEATURES = 256
 _BLOCK = 1 << 21
@@ -81,6 +89,13 @@ class Rows(NamedTuple):
         number = torch.arange(len(self.x)) % FOLDS
         return [number == fold for fold in range(FOLDS)]
 
+    def single(self, positions: Tensor) -> "Rows":
+        """Turn to single precision if angles with such frequencies allow it."""
+        reach = float(self.x.norm(dim=-1).max() * positions.norm(dim=-1).max())
+        if reach > LARGEST_SINGLE_ANGLE:
+            return self
+        return Rows(*(part.float() for part in self))
+
 
 class Features(NamedTuple):
     """Frequencies and phases of features `cos(w . x + b)`."""
@@ -95,6 +110,13 @@ class Features(NamedTuple):
     def values(self, x: Tensor) -> Tensor:
         """Evaluate them, unscaled, shape `(n, count)`."""
         return (x @ self.positions.to(x).mT + self.phases.to(x)).cos()
+
+    def errors(self, rows: Rows, feature_map: AbstractFeatureMap) -> Tensor:
+        """Compute leave-one-out errors of the rows, by the best ridge regression."""
+        particles = Particles(self.positions.to(rows.x), self.phases.to(rows.x))
+        weights = rows.weights / rows.weights.sum()
+        objective = LeaveOneOut(Sample(rows.x, rows.labels, weights), feature_map)
+        return objective.tuned(particles).errors
 
 
 class Moments(NamedTuple):
@@ -119,34 +141,19 @@ class Moments(NamedTuple):
         )
         return cls(*(part.double() for part in sums))
 
-    def without(self, other: "Moments") -> "Moments":
-        """Take the rows of a part away."""
-        return Moments(*(a - b for a, b in zip(self, other, strict=True)))
-
     def centred(self) -> tuple[Tensor, Tensor]:
         """Products of features, and of features with labels, less their means."""
         means = self.features / self.mass
         gram = self.gram - torch.outer(self.features, means)
         return gram, self.cross - torch.outer(means, self.labels)
 
-    def take(self, chosen: Tensor) -> "Moments":
-        """Keep some features."""
-        gram = self.gram[chosen][:, chosen]
-        return self._replace(
-            features=self.features[chosen], gram=gram, cross=self.cross[chosen]
-        )
-
-    def predict(self, new: Tensor, penalties: tuple[float, ...]) -> Tensor:
-        """Predict by ridge regressions, `(penalties, rows, labels)`."""
+    def predict(self, new: Tensor) -> Tensor:
+        """Predict by a ridge regression, `(rows, labels)`."""
         gram, cross = self.centred()
         centred = new.double() - self.features / self.mass
-        predictions = []
-        for penalty in penalties:
-            shifted = gram.clone()
-            shifted.diagonal().add_(penalty)
-            solved = torch.cholesky_solve(cross, torch.linalg.cholesky(shifted))
-            predictions.append(centred @ solved + self.labels / self.mass)
-        return torch.stack(predictions)
+        gram.diagonal().add_(_RIDGE)
+        solved = torch.cholesky_solve(cross, torch.linalg.cholesky(gram))
+        return centred @ solved + self.labels / self.mass
 
 
 class Trial(NamedTuple):
@@ -162,11 +169,12 @@ def choose_law(
     rows: Rows,
     *,
     laws: dict[str, SpectralMixture],
+    feature_map: AbstractFeatureMap,
     n_candidates: int,
     n_features: int,
     generator: torch.Generator,
 ) -> tuple[Trial, list[Trial]]:
-    """Score every law and divergence on held-out folds and choose one."""
+    """Choose a law by leave-one-out errors, then on folds how far it is bent."""
     dim, count = rows.x.shape[1], min(n_features, _MOST_FEATURES)
     trials: list[Trial] = []
     seen: set[tuple[Component, ...]] = set()
@@ -175,27 +183,38 @@ def choose_law(
         if parts in seen:  # few columns make some laws the same
             continue
         seen.add(parts)
-        positions = law.draw(n_candidates, dim, generator=generator).to(rows.x)
-        sums = _fold_sums(rows, positions)
-        for divergence in DIVERGENCES:
-            predictions = _predict_by_law(
-                rows, sums, positions, divergence, count, generator
-            )
-            judged = judge(predictions, rows)
-            trials.append(Trial(name, divergence, *judged))
-    return _best(trials), trials
+        positions = law.draw(count, dim, generator=generator)
+        drawn = Features(positions, draw_phases(count, generator=generator))
+        predictions = rows.labels - drawn.errors(rows, feature_map)
+        trials.append(Trial(name, 0.0, *judge(predictions, rows)))
+    law_name = _best(trials, (REFERENCE[0], 0.0)).law
+    law = laws[law_name]
+    positions = law.draw(n_candidates, dim, generator=generator).to(rows.x)
+    sums = _fold_sums(rows, positions)
+    bent = []
+    for divergence in DIVERGENCES:
+        predictions = _predict_by_law(
+            rows, sums, positions, divergence, count, generator
+        )
+        bent.append(Trial(law_name, divergence, *judge(predictions, rows)))
+    return _best(bent, (law_name, REFERENCE[1])), trials + bent
 
 
-def _best(trials: list[Trial]) -> Trial:
+def _best(trials: list[Trial], reference: tuple[str, float]) -> Trial:
     """Take the best score, or the reference if it is not clearly worse."""
     best = max(trials, key=lambda trial: trial.score)
     for trial in trials:
-        if (trial.law, trial.divergence) == REFERENCE:
-            gain = trial.losses - best.losses
-            standard_error = float(gain.std()) / math.sqrt(len(gain))
-            if float(gain.mean()) <= MARGIN * standard_error:
-                return trial
+        if (trial.law, trial.divergence) == reference and not is_gain(
+            trial.losses, best.losses, MARGIN
+        ):
+            return trial
     return best
+
+
+def is_gain(before: Tensor, after: Tensor, margin: float) -> bool:
+    """Say whether losses of the same rows fell by more than so many standard errors."""
+    gain = before - after
+    return float(gain.mean()) > margin * float(gain.std()) / math.sqrt(len(gain))
 
 
 def _fold_sums(rows: Rows, positions: Tensor) -> Tensor:
@@ -234,7 +253,7 @@ def _predict_by_law(
         features = Features(positions[chosen], phases).values(x)
         features *= math.sqrt(2 / count)
         moments = Moments.of(features[inside], labels[inside], weights[inside])
-        predicted = moments.predict(features[outside], (_RIDGE,))[0]
+        predicted = moments.predict(features[outside])
         predictions[outside] = predicted.to(labels)
     return predictions
 
@@ -257,27 +276,46 @@ def judge(predictions: Tensor, rows: Rows) -> tuple[float, Tensor]:
     return score, weights * (scaled - labels).square().sum(dim=-1)
 
 
-class Pursuit(NamedTuple):
-    """Features, of which the last were chosen one after the other."""
+class Stage(NamedTuple):
+    """A point on the path of learning: what was pursued and how far particles moved."""
 
     features: Features
-    pursued: int  # how many of them
-    scores: list[tuple[int, float]]  # numbers that were tried, and held-out scores
+    pursued: int = 0
+    steps: int = 0  # of the particles; their shared scales moved before the first
+    scaled: bool = False
 
 
-def complete(
-    drawn: Features, pool: Features, rows: Rows, judges: Rows, count: int | None
-) -> Pursuit:
-    """Replace the last of the drawn features by some that complete the others."""
-    scores: list[tuple[int, float]] = []
-    if count is None:
-        count, scores = choose_count(judges, drawn=drawn, pool=pool)
-    if count:
-        moments = Moments.of(pool.values(rows.x), rows.labels, rows.weights)
-        found = pool.take(pursue(*moments.centred(), count))
-        kept = drawn.take(slice(len(drawn.phases) - count))
-        drawn = Features(*(torch.cat(both) for both in zip(kept, found, strict=True)))
-    return Pursuit(drawn, count, scores)
+def held_out_losses(
+    features: Features, inside: Rows, outside: Rows, feature_map: AbstractFeatureMap
+) -> Tensor:
+    """Compute squared errors of held-out rows, as a user of the features would.
+
+    The penalty is that of the lowest leave-one-out error inside. Features that have
+    fitted noise there mislead it, which the rows outside see.
+    """
+    # Those that were pursued are the last.
+    features = features.take(slice(-_MOST_JUDGED, None))
+    x, labels, weights = inside.single(features.positions)
+    particles = Particles(features.positions.to(x), features.phases.to(x))
+    sample = Sample(x, labels, weights / weights.sum())
+    objective = LeaveOneOut(sample, feature_map)
+    weights = objective.tuned(particles).weights
+    predictions = objective.predict(particles, outside.x.to(x), weights)
+    errors = (predictions - outside.labels).square().sum(dim=-1)
+    return (outside.weights * errors).double()
+
+
+def furthest_gain(losses: list[Tensor], margin: float) -> int:
+    """Take the stage of lowest loss, or the first if that is no clear gain."""
+    best = min(range(len(losses)), key=lambda i: float(losses[i].sum()))
+    return best if is_gain(losses[0], losses[best], margin) else 0
+
+
+def complete(drawn: Features, found: Features, count: int) -> Features:
+    """Replace the last of the drawn features by the first of those found."""
+    kept = drawn.take(slice(len(drawn.phases) - count))
+    found = found.take(slice(count))
+    return Features(*(torch.cat(both) for both in zip(kept, found, strict=True)))
 
 
 def pursue(gram: Tensor, cross: Tensor, count: int, ridge: float = _RIDGE) -> Tensor:
@@ -308,50 +346,3 @@ def pursue(gram: Tensor, cross: Tensor, count: int, ridge: float = _RIDGE) -> Te
         cross -= torch.outer(column, cross[k] / root)
         left = (left - column.square()).clamp_min(tiny)
     return torch.tensor(chosen, dtype=torch.long)
-
-
-def choose_count(
-    rows: Rows, *, drawn: Features, pool: Features
-) -> tuple[int, list[tuple[int, float]]]:
-    """Decide on held-out folds how many features shall come from a pool."""
-    drawn = drawn.take(slice(_MOST_FEATURES))
-    size = len(drawn.phases)
-    counts = (0, *(count for count in COUNTS if count <= size))
-    # Products in single precision would not be positive enough for small penalties.
-    rows = Rows(*(part.double() for part in rows))
-    features = torch.cat([drawn.values(rows.x), pool.values(rows.x)], dim=1)
-    features *= math.sqrt(2 / size)
-    judged = [
-        min((judge(one, rows) for one in ones), key=lambda j: j[1].sum())
-        for ones in _predict_by_count(features, rows, size, counts)
-    ]
-    scores = [(count, score) for count, (score, _) in zip(counts, judged, strict=True)]
-    losses = [losses for _, losses in judged]
-    best = min(range(len(counts)), key=lambda i: float(losses[i].sum()))
-    gain = losses[0] - losses[best]
-    enough = MARGIN * float(gain.std()) / math.sqrt(len(gain))
-    return (counts[best] if float(gain.mean()) > enough else 0), scores
-
-
-def _predict_by_count(
-    features: Tensor, rows: Rows, size: int, counts: tuple[int, ...]
-) -> Tensor:
-    """Predict every fold without it, `(counts, penalties, n, labels)`.
-
-    Of the features, `size` are drawn and the others the pool.
-    """
-    folds = rows.folds()
-    parts = [Moments.of(features[i], rows.labels[i], rows.weights[i]) for i in folds]
-    whole = Moments(*(torch.stack(s).sum(dim=0) for s in zip(*parts, strict=True)))
-    shape = len(counts), len(_PENALTIES), *rows.labels.shape
-    predictions = torch.empty(shape, dtype=torch.float64)
-    for here, part in zip(folds, parts, strict=True):
-        inside = whole.without(part)
-        gram, cross = inside.centred()
-        ridge = _RIDGE * 2 / size  # the features are scaled
-        found = pursue(gram[size:, size:], cross[size:], counts[-1], ridge) + size
-        for i, count in enumerate(counts):
-            used = torch.cat([torch.arange(size - count), found[:count]])
-            new = features[here][:, used]
-            predictions[i][:, here] = inside.take(used).predict(new, _PENALTIES)
-    return predictions

@@ -23,21 +23,6 @@ from coulomb._support.errors import ParameterError
 from coulomb.features import AbstractFeatureMap, Particles
 from coulomb.kernels.particles import LARGEST_ANGLE, FourierData
 
-__all__ = [
-    "LABEL_KINDS",
-    "AbstractObjective",
-    "AbstractOneBody",
-    "AbstractSampled",
-    "Alignment",
-    "CentredAlignment",
-    "Field",
-    "FourierAlignment",
-    "GaussianPrior",
-    "Sample",
-    "centred_alignment",
-    "label_matrix",
-]
-
 LABEL_KINDS = (
     "signs",
     "centred-signs",
@@ -199,8 +184,8 @@ class Sample:
         return Sample(self.x[distinct], self.labels[distinct], weights)
 
 
-class AbstractSampled(AbstractOneBody):
-    """A one-body energy of a sample, which can be estimated from a batch of it."""
+class AbstractSampled(AbstractObjective):
+    """An energy of a sample, which can be estimated from a batch of it."""
 
     sample: Sample
 
@@ -231,7 +216,8 @@ class AbstractSampled(AbstractOneBody):
         Returns
         -------
         AbstractSampled
-            An objective whose gradient is an unbiased estimate of this one's.
+            An objective whose gradient estimates this one's; without bias if the
+            energy is one-body.
         """
 
 
@@ -354,7 +340,7 @@ def _mean(values: Tensor, weights: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Alignment(AbstractSampled):
+class Alignment(AbstractOneBody, AbstractSampled):
     """Alignment of any feature map, in O(n N). [CPM eq:main-hamiltonian].
 
     `sum_{i != j} = |sum_i q_i Y_i phi_i|^2 - sum_i q_i^2 |Y_i|^2 phi_i^2`.
@@ -415,7 +401,7 @@ class Alignment(AbstractSampled):
 
 
 @dataclass(frozen=True, eq=False)
-class FourierAlignment(AbstractSampled):
+class FourierAlignment(AbstractOneBody, AbstractSampled):
     """Alignment of Fourier features, averaged over the phase, in closed form.
 
     `V(w) = -(1/Z) (|sum_i q_i Y_i e^{i w.x_i}|^2 - sum_i q_i^2 |Y_i|^2)`; the last term
