@@ -159,7 +159,11 @@ class AbstractFourierSampler(
             Ready to transform.
         """
         arrays, facts = read_archive(
-            path, complaint="is not a saved estimator", form=_FORMAT, framework="np"
+            path,
+            complaint="is not a saved estimator",
+            form=_FORMAT,
+            framework="np",
+            may_be_nan="history_.",  # nothing has moved before the first step
         )
         if facts.get("class") != cls.__name__:
             raise FileFormatError(
@@ -171,7 +175,13 @@ class AbstractFourierSampler(
             estimator = cls(**{name: _decode(value) for name, value in settings})
             _restore(estimator, facts["learned"], arrays)
             _check_shapes(arrays)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise FileFormatError(f"{path} is damaged: {error}.") from error
         return estimator
 
@@ -543,6 +553,11 @@ def _check_shapes(arrays: dict[str, np.ndarray]) -> None:
     for name, shape in expected.items():
         if arrays[name].shape != shape:
             raise ValueError(f"{name} has shape {arrays[name].shape}, not {shape}")
+    for name in ("random_weights_", "random_offset_", *expected):
+        if arrays[name].dtype.kind != "f":
+            raise ValueError(f"{name} is of the type {arrays[name].dtype}")
+    if (arrays["scale_"] <= 0).any():
+        raise ValueError("scale_ has values that are not positive")
 
 
 def _encode(name: str, value: Any) -> Any:
