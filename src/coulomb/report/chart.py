@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
-from coulomb.report.tables import harmless, write_csv
+from coulomb._support.archive import harmless
+from coulomb.report.tables import write_csv
 
 Item = TypeVar("Item")
 Numbers = tuple[float, ...]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from coulomb._support.errors import CoulombError
 from coulomb._support.stats import Difference
 from coulomb.experiments.records import Record
 from coulomb.experiments.summary import paired, select, values_of
@@ -104,8 +105,14 @@ def all_claims() -> list[Claim]:
     )
 
 
-def judge_claims(evidence: Evidence) -> list[Result]:
+_BROKEN = (CoulombError, ArithmeticError, LookupError, TypeError, ValueError)
+
+
+def judge_claims(evidence: Evidence, problems: list[str] | None = None) -> list[Result]:
     """Hold every claim against the records.
+
+    A test that the records of its experiment break is told to `problems` if that is a
+    list, and its claim is not tested.
 
     Examples
     --------
@@ -116,9 +123,18 @@ def judge_claims(evidence: Evidence) -> list[Result]:
     for each in all_claims():
         findings = []
         for constants in each.constants:
-            found = each.test(evidence, constants) if each.needs in evidence else None
+            found, note = None, f"Needs `coulomb reproduce {each.needs}`."
+            try:
+                if each.needs in evidence:
+                    found = each.test(evidence, constants)
+            except _BROKEN as error:
+                if problems is None:
+                    raise
+                note = f"A record lacks what it needs ({error!r:.120})."
+                problem = f"{each.needs}: its claims could not be judged. {note}"
+                if problem not in problems:
+                    problems.append(problem)
             if found is None:
-                note = f"Needs `coulomb reproduce {each.needs}`."
                 found = Finding("", None, Verdict.UNTESTED, note)
             findings.append(replace(found, constants=constants))
         results.append(Result(each, tuple(findings)))

@@ -2,10 +2,8 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
-from coulomb._support.errors import CoulombError
 from coulomb.experiments.claims import Finding, Result, Verdict, judge_claims, words
 from coulomb.experiments.paper import check_paper
 from coulomb.experiments.records import Record
@@ -17,7 +15,6 @@ _WITH = {
     "default": "With our defaults",
     "tables": "In the paper’s own tables",
 }
-_BROKEN = (CoulombError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
 class FindingView(NamedTuple):
@@ -34,7 +31,7 @@ def view_claims(
     records: Mapping[str, Sequence[Record]], problems: list[str]
 ) -> dict[str, Any] | None:
     """Hold the claims against the records; what the page's template shows of them."""
-    results = _judge(records, problems)
+    results = judge_claims(records, problems)
     if not results:
         return None
     found = [finding for result in results for finding in result.findings]
@@ -66,27 +63,6 @@ def _bar(label: str, findings: Sequence[Finding]) -> dict[str, Any]:
 def _tone(verdict: Verdict) -> str:
     """Name the verdict as the style sheet does."""
     return verdict.name.lower()
-
-
-def _judge(
-    records: Mapping[str, Sequence[Record]], problems: list[str]
-) -> list[Result]:
-    """Judge with all records, or else with each experiment that can be judged alone."""
-    with suppress(*_BROKEN):
-        return judge_claims(records)
-    alone: dict[str, list[Result]] = {}
-    for name in records:
-        try:
-            alone[name] = judge_claims({name: records[name]})
-        except _BROKEN as error:
-            problems.append(
-                f"{clean(name)}: its claims could not be judged, because a record "
-                f"lacks something they need ({clean(repr(error), 120)})."
-            )
-    nothing = judge_claims({})
-    return [
-        alone.get(result.claim.needs, nothing)[i] for i, result in enumerate(nothing)
-    ]
 
 
 def _view(result: Result) -> dict[str, Any]:
