@@ -1,26 +1,159 @@
-"""Files that are either whole or not there: JSON, and tensors beside plain facts.
+"""Files that are either whole or not there, and files that are not trusted.
 
 An archive is one safetensors file whose metadata hold one JSON object. Nothing in it
-is run when it is read.
+is run when it is read. JSON is read with bounds on its size, its nesting and its
+numbers; whatever is wrong with a file is a `FileFormatError` that names it.
 """
 
 import enum
+import errno
 import json
 import math
 import os
+import re
+import shutil
+import stat
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from coulomb._support.errors import FileFormatError
+from coulomb._support.errors import FileFormatError, ParameterError
+
+try:
+    import fcntl
+except ImportError:  # without locks nothing is swept, and nobody is kept out
+    fcntl = None  # type: ignore[assignment]
+
+MOST_JSON, MOST_TABLE, MOST_TENSORS = 2**28, 2**32, 2**36  # bytes of a file
+_DEEPEST, _LONGEST_NUMBER = 64, 40  # levels and characters of JSON
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}(\.[^.]*)?")
+_NESTING = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
+
+
+def check_file(path: str | Path, most: int = MOST_TABLE) -> Path:
+    """Refuse a pipe, a device, a folder, or a file of more than `most` bytes."""
+    path = Path(path)
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise FileFormatError(f"{path} is not a regular file; give one that is.")
+    if found.st_size > most:
+        raise FileFormatError(
+            f"{path} has {found.st_size:,} bytes; at most {most:,} are read."
+        )
+    return path
+
+
+def check_output(path: str | Path | None, *, folder: bool = False) -> None:
+    """Refuse a place where nothing can be written, before any work is done.
+
+    Examples
+    --------
+    >>> check_output("/dev/null/report.html")
+    Traceback (most recent call last):
+    NotADirectoryError: ... must be in a folder: '/dev/null/report.html'
+    """
+    if path is None:
+        return
+    path = Path(path)
+    if path.exists():
+        if folder and not path.is_dir():
+            told = "A folder is needed, and there is a file"
+            raise NotADirectoryError(errno.ENOTDIR, told, str(path))
+        if not folder and not path.is_file():
+            told = "A file is to be written, and there is something else"
+            raise IsADirectoryError(errno.EISDIR, told, str(path))
+    there = path if folder and path.exists() else path.absolute().parent
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir():
+        told = "What is written must be in a folder"
+        raise NotADirectoryError(errno.ENOTDIR, told, str(path))
+    if not os.access(there, os.W_OK | os.X_OK):
+        told = f"{there} may not be written to"
+        raise PermissionError(errno.EACCES, told, str(path))
+
+
+@contextmanager
+def _held(path: Path, flags: int = os.O_RDONLY) -> Iterator[bool]:
+    """Hold the lock of a file or folder; say whether it was free.
+
+    Whoever dies lets go of it. Where a file system has no locks, it is always free.
+    """
+    descriptor = os.open(path, flags, 0o666)
+    free = True
+    try:
+        if fcntl is not None:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                free = False
+            except OSError:
+                pass
+        yield free
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def working_in(folder: Path) -> Iterator[None]:
+    """Make a folder, keep other processes out, and sweep what dead ones left."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _held(folder) as free:
+        if not free:
+            raise ParameterError(
+                f"`out` must be a folder of one process; another one is at work in "
+                f"{str(folder)!r}. Wait for it to end, or choose another folder."
+            )
+        sweep(folder)
+        yield
+
+
+def sweep(folder: Path) -> None:
+    """Remove the temporary files of writers that were killed, and no others."""
+    if fcntl is None or not folder.is_dir():
+        return
+    for name in os.listdir(folder):
+        if not _TEMPORARY.fullmatch(name):
+            continue
+        # Whoever else sweeps, or finishes, may be faster.
+        with suppress(OSError), _held(folder / name, os.O_RDONLY | os.O_NONBLOCK) as it:
+            if it:
+                _remove(folder / name)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk itself."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _or_say_what_is_safe(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        told = f"{error.strerror or error}. What was there before is unchanged"
+        raise OSError(error.errno, told, str(path)) from error
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write through a temporary file in the same folder, then rename.
+    """Write a file through a temporary one in the same folder, flush and rename.
 
     Examples
     --------
@@ -31,19 +164,147 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     'all'
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{path.suffix}")
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _or_say_what_is_safe(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sweep(path.parent)
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{path.suffix}")
+        try:
+            with _held(temporary, os.O_RDWR | os.O_CREAT):
+                write(temporary)
+                _flush(temporary)
+                os.replace(temporary, path)
+            _flush(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_folder(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a new or empty folder, all its files or none.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> target = Path(tempfile.mkdtemp()) / "model"
+    >>> write_folder(target, lambda path: (path / "a.txt").write_text("all"))
+    >>> [file.name for file in target.iterdir()]
+    ['a.txt']
+    """
+    with _or_say_what_is_safe(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sweep(path.parent)
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        temporary.mkdir()
+        try:
+            with _held(temporary):
+                write(temporary)
+                for part in temporary.iterdir():
+                    _flush(part)
+                os.replace(temporary, path)
+            _flush(path.parent)
+        finally:
+            _remove(temporary)
+
+
+def append_lines(path: Path, lines: str) -> None:
+    """Add whole lines at the end of a file, flushed; a torn line there is taken away.
+
+    Of several processes each waits for its turn.
+    """
+    with _or_say_what_is_safe(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b") as file:
+            if fcntl is not None:
+                with suppress(OSError):
+                    fcntl.flock(file, fcntl.LOCK_EX)
+            end = _cut_torn_line(file)
+            try:
+                file.write(lines.encode())
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                with suppress(OSError):
+                    os.truncate(path, end)
+                raise
+
+
+def _cut_torn_line(file: Any) -> int:
+    """Take away what comes after the last newline; give the length that is left."""
+    end = int(file.seek(0, os.SEEK_END))
+    file.seek(max(0, end - 1))
+    if end and file.read() != b"\n":
+        file.seek(0)
+        end = file.read().rfind(b"\n") + 1
+        file.truncate(end)
+    return end
 
 
 def write_json(path: Path, content: Any) -> None:
     """Write `content` as indented JSON, whole or not at all."""
     text = json.dumps(content, indent=2, sort_keys=True, allow_nan=False) + "\n"
-    write_whole(path, lambda temporary: temporary.write_text(text))
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write bytes, whole or not at all."""
+    write_whole(path, lambda temporary: temporary.write_bytes(data))
+
+
+def parse_json(
+    text: str | bytes,
+    place: str,
+    *,
+    finite: bool = True,
+    complaint: str = " is damaged",
+) -> Any:
+    """Parse JSON that is not trusted; `place` says in messages where it is from.
+
+    Examples
+    --------
+    >>> parse_json('{"a": [1, 2.5]}', "here")
+    {'a': [1, 2.5]}
+    >>> parse_json("[" * 1000, "here")
+    Traceback (most recent call last):
+    coulomb._support.errors.FileFormatError: here is damaged: nested more than 64 deep.
+    """
+
+    def whole(digits: str) -> int:
+        if len(digits) > _LONGEST_NUMBER:
+            raise ValueError(f"a number of {len(digits):,} digits")
+        return int(digits)
+
+    def real(digits: str) -> float:
+        number = float(digits)
+        if finite and not math.isfinite(number):
+            raise ValueError(f"{digits[:_LONGEST_NUMBER]} is not finite")
+        return number
+
+    try:
+        text = text if isinstance(text, str) else text.decode("utf-8-sig")
+        if _depth(text) > _DEEPEST:
+            raise ValueError(f"nested more than {_DEEPEST} deep")
+        found = json.loads(text, parse_int=whole, parse_float=real, parse_constant=real)
+        if "\\ud" in text.lower():  # half of a pair cannot be printed or written
+            json.dumps(found, ensure_ascii=False).encode()
+    except ValueError as error:
+        raise FileFormatError(f"{place}{complaint}: {error}.") from error
+    return found
+
+
+def _depth(text: str) -> int:
+    if text.count("[") + text.count("{") <= _DEEPEST:
+        return 0
+    depth = deepest = 0
+    for token in _NESTING.finditer(text):
+        sign = token.group()[0]
+        depth += (sign in "[{") - (sign in "]}")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def read_json(path: str | Path, **options: Any) -> Any:
+    """Read a JSON file that is not trusted."""
+    path = check_file(path, MOST_JSON)
+    return parse_json(path.read_bytes(), str(path), **options)
 
 
 def plain(value: Any) -> Any:
@@ -71,6 +332,23 @@ def plain(value: Any) -> Any:
     return value
 
 
+def harmless(words: str) -> str:
+    """Keep spreadsheets from running a cell that starts like a formula.
+
+    Examples
+    --------
+    >>> harmless("=1+1"), harmless("svm"), harmless("-0.5")
+    ("'=1+1", 'svm', '-0.5')
+    """
+    if not words.startswith(_FORMULA_STARTS):
+        return words
+    try:
+        float(words)
+    except ValueError:
+        return f"'{words}"
+    return words
+
+
 def write_archive(
     path: str | Path, tensors: Mapping[str, Any], facts: Mapping[str, Any]
 ) -> None:
@@ -92,18 +370,6 @@ def _serialise(tensors: Mapping[str, Any], metadata: dict[str, str]) -> bytes:
     return save_tensors(ready, metadata=metadata)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write bytes to the disk itself, whole or not at all."""
-
-    def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-
-    write_whole(path, write)
-
-
 def read_archive(
     path: str | Path,
     *,
@@ -111,20 +377,54 @@ def read_archive(
     form: str | None = None,
     advice: str = "",
     framework: str = "pt",
+    may_be_nan: str = "\0",
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read tensors and facts; a file that is no archive of this form is refused.
 
-    The message is the path, the complaint ("is not a saved run"), the reason and the
-    advice.
+    So is a tensor with values that are not finite, unless its name contains
+    `may_be_nan`. The message is the path, the complaint ("is not a saved run"), the
+    reason and the advice.
     """
-    try:
-        with safe_open(path, framework=framework) as file:
-            facts = json.loads((file.metadata() or {}).get("coulomb", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise FileFormatError(f"{path} {complaint}: {error}.{advice}") from error
-    if form is not None and (
-        not isinstance(facts, dict) or facts.get("format") != form
-    ):
+    with _archive(path, complaint, advice, framework) as file:
+        about = (file.metadata() or {}).get("coulomb", "{}")
+        facts = parse_json(about, "its metadata", finite=False)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        for name, tensor in tensors.items():
+            if may_be_nan not in name and not _finite(tensor):
+                raise ValueError(f"{name!r} has values that are not finite")
+    if not isinstance(facts, dict):
+        raise FileFormatError(f"{path} {complaint}: its facts are no object.{advice}")
+    if form is not None and facts.get("format") != form:
         raise FileFormatError(f"{path} {complaint}: its format is not {form!r}.")
     return tensors, facts
+
+
+def read_shapes(
+    path: str | Path, *, complaint: str = "is damaged or cut short"
+) -> dict[str, tuple[int, ...]]:
+    """Read the shapes of the tensors of an archive, and none of their numbers."""
+    with _archive(path, complaint, "", "np") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
+@contextmanager
+def _archive(
+    path: str | Path, complaint: str, advice: str, framework: str
+) -> Iterator[Any]:
+    check_file(path, MOST_TENSORS)
+    try:
+        with safe_open(path, framework=framework) as file:
+            yield file
+    except FileFormatError as error:
+        raise FileFormatError(f"{path} {complaint}: {error}{advice}") from error
+    except (
+        *(SafetensorError, ArithmeticError, AttributeError, LookupError, MemoryError),
+        *(RuntimeError, TypeError, ValueError),
+    ) as error:
+        raise FileFormatError(f"{path} {complaint}: {error}.{advice}") from error
+
+
+def _finite(tensor: Any) -> bool:
+    if isinstance(tensor, np.ndarray):
+        return tensor.dtype.kind not in "fc" or bool(np.isfinite(tensor).all())
+    return not tensor.is_floating_point() or bool(tensor.isfinite().all())

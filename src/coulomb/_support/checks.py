@@ -75,7 +75,7 @@ def check_member(name: str, value: object, known: Collection[str]) -> None:
     coulomb._support.errors.ParameterError: `norm` has no member 'prae'; did you mean
     'pre'? Known: post, pre.
     """
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise unknown_name(name, value, known)
 
 

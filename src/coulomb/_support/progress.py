@@ -1,10 +1,27 @@
 """Progress bars that are silent where nobody watches."""
 
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Advance = Callable[..., None]
+
+
+def visible_text(text: object) -> str:
+    r"""Show what a terminal would act on: control characters and lone surrogates.
+
+    Examples
+    --------
+    >>> visible_text("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return "".join(
+        sign
+        if sign == "\n" or unicodedata.category(sign) not in ("Cc", "Cs")
+        else sign.encode("unicode_escape").decode()
+        for sign in str(text)
+    )
 
 
 @contextmanager
@@ -34,16 +51,16 @@ def progress_bar(
     )
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(description, total=total, note="")
+        task = progress.add_task(visible_text(description), total=total, note="")
 
         def advance(count: int = 1, note: str = "") -> None:
-            progress.update(task, advance=count, note=note)
+            progress.update(task, advance=count, note=visible_text(note))
 
         yield advance

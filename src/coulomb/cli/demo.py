@@ -4,11 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import typer
 from typer import Option
 
 from coulomb._support.progress import progress_bar
-from coulomb.cli.output import Seed, print_table
+from coulomb.cli.output import Seed, check_outputs, print_table, say
 
 _COMPONENTS = {"synthetic": 200, "breast cancer": 64, "digits": 64}
 _FEATURES = ("raw", "fixed", "control", "learned")
@@ -39,6 +38,7 @@ def demo(
     from coulomb._support.archive import plain, write_json
     from coulomb.report.demo import draw_demo
 
+    check_outputs(folder=out)
     rows = []
     with progress_bar("learning features", trials * len(_COMPONENTS) + 1) as advance:
         for name, n_components in _COMPONENTS.items():
@@ -53,8 +53,8 @@ def demo(
         advance(note="picture")
     _print_table(rows, trials)
     write_json(out / "demo.json", {"rows": plain(rows)})
-    typer.echo(f"Picture: {picture}")
-    typer.echo(f"Table:   {out / 'demo.json'}")
+    say(f"Picture: {picture}")
+    say(f"Table:   {out / 'demo.json'}")
 
 
 def _compare(name: str, trial: int) -> list[float]:

@@ -8,12 +8,19 @@ import typer
 from typer import Argument, Option
 
 from coulomb._support.errors import CoulombError, ParameterError
-from coulomb.cli.output import print_table, write_numbers
+from coulomb.cli.output import (
+    check_outputs,
+    print_table,
+    resumable,
+    say,
+    write_numbers,
+)
 
 if TYPE_CHECKING:
     from coulomb.experiments.claims import Result
 
 _ALL = "noise, strength, budget, runtime, text, phase-a, meanfield or deviations"
+_NOTES = 20  # that are printed
 _STYLES = {"holds": "green", "does not hold": "red", "not tested here": "dim"}
 
 
@@ -60,16 +67,12 @@ def reproduce(
     from coulomb.experiments.summary import write_tables
 
     settings = Settings(preset, tuple(task or ()), data_dir, _choices(only or []))
-    try:
+    check_outputs(folder=out / name)
+    check_outputs(folder=csv)
+    saved = f"Finished jobs are in {out / name}; the same command goes on from there."
+    with resumable(saved):
         account = run_experiment(name, out, settings, n_jobs=jobs)
-    except KeyboardInterrupt:
-        typer.echo(
-            f"Interrupted; finished jobs are in {out / name}. The same command goes on "
-            "from there.",
-            err=True,
-        )
-        raise typer.Exit(130) from None
-    typer.echo(
+    say(
         f"{name}: {account.planned} jobs, {account.found} found, {account.done} done, "
         f"{len(account.failures)} failed. Records: {out / name}"
     )
@@ -77,7 +80,7 @@ def reproduce(
     _print_summary(name, records)
     if csv is not None:
         for path in write_tables(csv, {name: records}):
-            typer.echo(f"Table: {path}")
+            say(f"Table: {path}")
     if account.failures:
         raise CoulombError(
             f"{len(account.failures)} jobs failed; run the command again to retry. The "
@@ -126,14 +129,22 @@ def claims(
             f"`out` must be a folder of records; there is none at {str(out)!r}. "
             "`coulomb reproduce NAME --out DIR` makes one."
         )
-    results, checks = judge_claims(load_experiments(out)), check_paper()
+    check_outputs(json)
+    problems: list[str] = []
+    evidence = load_experiments(out, problems)
+    results, checks = judge_claims(evidence, problems), check_paper()
     _print_claims(results)
     rows = [(c.title, c.found, "yes" if c.confirmed else "no") for c in checks]
     title = "What the paper's tables say about themselves"
     print_table(title, ("check", "found", "anomaly"), rows, words=3, width=160)
     counts = Counter(f.verdict.value for result in results for f in result.findings)
-    typer.echo(", ".join(f"{count} {word}" for word, count in counts.items()) + ".")
-    write_numbers(json, {"claims": _plain(results), "checks": plain(checks)})
+    say(", ".join(f"{count} {word}" for word, count in counts.items()) + ".")
+    for problem in problems[:_NOTES]:
+        say(f"Note: {problem}")
+    if len(problems) > _NOTES:
+        say(f"Note: and {len(problems) - _NOTES} more of the kind.")
+    told = {"claims": _plain(results), "checks": plain(checks), "notes": problems}
+    write_numbers(json, told)
 
 
 def _print_summary(name: str, records: Any) -> None:
@@ -203,6 +214,6 @@ def report(
     from coulomb.report.page import write_report
 
     page = write_report(folder, out)
-    typer.echo(f"Page: {page}")
+    say(f"Page: {page}")
     if open_page and typer.launch(page.resolve().as_uri()):
-        typer.echo("coulomb: no web browser could be started.", err=True)
+        say("coulomb: no web browser could be started.", err=True)

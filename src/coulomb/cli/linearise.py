@@ -1,17 +1,20 @@
 """`coulomb linearise` and `coulomb kernels`: linear attention for saved encoders."""
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.cli.output import (
     Json,
     Seed,
+    check_outputs,
     print_table,
     read_lines,
+    resumable,
+    say,
     whole_numbers,
     write_numbers,
 )
@@ -55,7 +58,8 @@ def linearise(
     format. Prints what was kept on held-out text, against random features, and the
     speed on this machine. Load the result with
     `coulomb.linearise.load_pretrained(OUT)`, or with `AutoModel` after
-    `coulomb.linearise.register()`.
+    `coulomb.linearise.register()`. Interrupted, the same command goes on after the last
+    layer that was learned, which is kept in `OUT.partial`.
 
     **Examples**
 
@@ -64,27 +68,42 @@ def linearise(
     `coulomb linearise bert-base --texts reviews.txt --out fast --n-features 128
     --keep-exact 0.3,2.11`
     """
+    check_outputs(json, folder=out)
+    if out.is_dir() and any(out.iterdir()):
+        raise ParameterError(
+            f"`out` must be a new or empty folder; {str(out)!r} holds files. Choose "
+            "another, or remove it."
+        )
     lines, kept = list(read_lines(texts)), _heads(keep_exact)
     model, tokenizer = _load(model_dir)
+    from coulomb._support.archive import working_in, write_folder
     from coulomb.linearise import linearise as learn
 
-    fast: Any = learn(
-        model,
-        tokenizer,
-        lines,
-        n_features=n_features,
-        feature_map=feature_map,
-        objective=objective,
-        keep_exact=kept,
-        seed=seed,
-        steps=steps,
-        distil_steps=distil_steps,
-        max_tokens=max_tokens,
-    )
-    fast.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    typer.echo(str(fast.linearise_summary))
-    typer.echo(f"Model: {out}")
+    partial = out.with_name(f"{out.name}.partial")
+    with resumable("The same command goes on from there."), working_in(partial):
+        fast: Any = learn(
+            model,
+            tokenizer,
+            lines,
+            n_features=n_features,
+            feature_map=feature_map,
+            objective=objective,
+            keep_exact=kept,
+            seed=seed,
+            steps=steps,
+            distil_steps=distil_steps,
+            max_tokens=max_tokens,
+            checkpoint=partial / "layers.safetensors",
+        )
+
+        def save(folder: Path) -> None:
+            fast.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+
+        write_folder(out, save)
+        shutil.rmtree(partial)
+    say(str(fast.linearise_summary))
+    say(f"Model: {out}")
     write_numbers(json, fast.linearise_summary.as_dict())
 
 
@@ -113,6 +132,7 @@ def kernels(
 
     `coulomb kernels bert-base --texts reviews.txt --n-features 32,128 --json out.json`
     """
+    check_outputs(json)
     counts, lines = whole_numbers("n_features", n_features), list(read_lines(texts))
     model, tokenizer = _load(model_dir)
     from coulomb.linearise import kernel_table
@@ -143,7 +163,7 @@ def _print(table: "KernelTable", counts: list[int], worst: int) -> None:
         method = f"learned {max(counts)}"
         heads = table.worst_heads(method, worst)
         named = ", ".join(f"{layer}.{head} ({kl:.2f})" for layer, head, kl in heads)
-        typer.echo(f"Best kept exact (layer.head, KL of {method}): {named}")
+        say(f"Best kept exact (layer.head, KL of {method}): {named}")
 
 
 def _heads(text: str) -> int | list[tuple[int, int]]:
@@ -160,7 +180,12 @@ def _heads(text: str) -> int | list[tuple[int, int]]:
 
 
 def _load(folder: Path) -> tuple[Any, Any]:
-    from coulomb.linearise.huggingface import transformers
+    from coulomb.linearise.huggingface import (
+        LOCAL,
+        load_weights,
+        reading,
+        transformers,
+    )
 
     if not (folder / "config.json").is_file():
         raise FileFormatError(
@@ -168,8 +193,11 @@ def _load(folder: Path) -> tuple[Any, Any]:
             "save_pretrained."
         )
     module = transformers()
-    config = module.AutoConfig.from_pretrained(folder)
-    name = (getattr(config, "architectures", None) or ["AutoModel"])[0]
-    kind = getattr(module, name, module.AutoModel)
-    model = kind.from_pretrained(folder, use_safetensors=True)
-    return model, module.AutoTokenizer.from_pretrained(folder)
+    with reading(folder):
+        config = module.AutoConfig.from_pretrained(folder, **LOCAL)
+        name = (getattr(config, "architectures", None) or ["AutoModel"])[0]
+        kind = getattr(module, name, None)
+        if not hasattr(kind, "from_pretrained"):
+            kind = module.AutoModel
+        model = load_weights(kind, folder)
+        return model, module.AutoTokenizer.from_pretrained(folder, **LOCAL)

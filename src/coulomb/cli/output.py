@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 from typer import Option
 
 from coulomb._support.errors import FileFormatError, ParameterError
+from coulomb._support.progress import visible_text
 
 Seed = Annotated[int, Option(min=0, help="Seed of everything drawn.")]
 Json = Annotated[Path | None, Option("--json", help="Write all numbers to this file.")]
@@ -35,14 +37,46 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title), caption=caption, show_lines=lines)
+    table = Table(title=Text(visible_text(title)), caption=caption, show_lines=lines)
     for number, header in enumerate(headers):
         justify: Any = "left" if number < words else "right"
-        table.add_column(Text(header), justify=justify, overflow="fold")
+        table.add_column(Text(visible_text(header)), justify=justify, overflow="fold")
     for row in rows:
         cells = [(cell, "") if isinstance(cell, str) else cell for cell in row]
-        table.add_row(*(Text(shown, style) for shown, style in cells))
+        table.add_row(*(Text(visible_text(shown), style) for shown, style in cells))
     Console(width=None if Console().is_terminal else width).print(table)
+
+
+def check_outputs(*files: Path | None, folder: Path | None = None) -> None:
+    """Refuse files, and a folder, that cannot be written, before any work is done."""
+    from coulomb._support.archive import check_output
+
+    for file in files:
+        check_output(file)
+    check_output(folder, folder=True)
+
+
+def say(text: object, *, err: bool = False) -> None:
+    """Print a line, with nothing in it that a terminal would act on."""
+    typer.echo(visible_text(text), err=err)
+
+
+class Interrupted(BaseException):
+    """A signal asked to stop; `advice` says how to go on."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number, self.advice = number, ""
+
+
+@contextmanager
+def resumable(advice: str) -> Iterator[None]:
+    """Say what to do if a signal ends what is inside."""
+    try:
+        yield
+    except Interrupted as stopped:
+        stopped.advice = f" {advice}"
+        raise
 
 
 def write_numbers(path: Path | None, content: Any) -> None:
@@ -52,13 +86,15 @@ def write_numbers(path: Path | None, content: Any) -> None:
     from coulomb._support.archive import write_json
 
     write_json(path, content)
-    typer.echo(f"Numbers: {path}")
+    say(f"Numbers: {path}")
 
 
 def read_lines(file: Path | None) -> Iterator[str]:
     """Go through the lines of a text file, or of standard input."""
+    from coulomb._support.archive import check_file
+
     name = "Standard input" if file is None else str(file)
-    stream = sys.stdin.buffer if file is None else file.open("rb")
+    stream = sys.stdin.buffer if file is None else check_file(file).open("rb")
     with stream:
         for number, line in enumerate(stream, start=1):
             try:

@@ -16,7 +16,15 @@ from typer import Argument, Option
 
 from coulomb._support.checks import check_member
 from coulomb._support.errors import ParameterError
-from coulomb.cli.output import Json, print_table, read_lines, write_numbers
+from coulomb.cli.output import (
+    Json,
+    check_outputs,
+    print_table,
+    read_lines,
+    resumable,
+    say,
+    write_numbers,
+)
 from coulomb.text.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -135,13 +143,17 @@ def train(
     from coulomb.text.tokens import choose_vocabulary
 
     flags = settings or {}
+    check_outputs(folder=out)
     if resume is not None:
         others = (data, task, preset, config, out, *flags)
         if any(value is not None for value in others):
             raise ParameterError(
                 "`--resume` takes data and settings from the run; drop the others."
             )
-        trained = resume_folder(resume, save_every=save_every, tensorboard=tensorboard)
+        with resumable(f"Go on with `coulomb train --resume {resume}`."):
+            trained = resume_folder(
+                resume, save_every=save_every, tensorboard=tensorboard
+            )
         _print_end(resume, trained.metrics)
         return
     named, values = read_toml(config) if config is not None else (None, {})
@@ -155,18 +167,19 @@ def train(
         chosen = find_preset(_usual_preset(corpus), changes)
     source["name"] = corpus.name
     for note in corpus.notes:
-        typer.echo(note, err=True)
-    folder = out or new_folder(_RUNS, corpus.name)
+        say(note, err=True)
     words = choose_vocabulary(corpus, chosen, vocabulary, data_dir)
-    trained = train_in_folder(
-        folder,
-        corpus,
-        chosen,
-        words,
-        data=source,
-        save_every=save_every,
-        tensorboard=tensorboard,
-    )
+    folder = out or new_folder(_RUNS, corpus.name)
+    with resumable(f"Go on with `coulomb train --resume {folder}`."):
+        trained = train_in_folder(
+            folder,
+            corpus,
+            chosen,
+            words,
+            data=source,
+            save_every=save_every,
+            tensorboard=tensorboard,
+        )
     _print_end(folder, trained.metrics)
 
 
@@ -207,14 +220,14 @@ def _need_columns(file: Path | None, text: Sequence[str] | None, label: Any) -> 
 
 
 def _print_end(folder: Path, found: dict[str, Any]) -> None:
-    typer.echo(f"Best epoch: {found['best_epoch']}")
+    say(f"Best epoch: {found['best_epoch']}")
     _print_metrics(found["metrics"], found["split"], found["rows"])
     summary = found["alignment"].get("summary")
     if summary:
-        typer.echo(summary)
+        say(summary)
     for note in found["notes"]:
-        typer.echo(f"Note: {note}")
-    typer.echo(f"Run: {folder}")
+        say(f"Note: {note}")
+    say(f"Run: {folder}")
 
 
 def _print_metrics(metrics: dict[str, Any], split: str, rows: int) -> None:
@@ -326,6 +339,7 @@ def predict(
     """
     from coulomb.text import Predictor
 
+    check_outputs(out)
     if texts and file is not None:
         raise ParameterError("Give texts or `--file`, not both.")
     predictor = Predictor.load(run)
@@ -354,7 +368,8 @@ def runs(
     sign = 1 if metric in LOWER_IS_BETTER else -1
 
     def value_of(row: dict[str, Any]) -> Any:
-        return row.get("metrics", {}).get(metric)
+        value = row.get("metrics", {}).get(metric)
+        return value if isinstance(value, int | float) else None
 
     rows.sort(key=lambda row: (value_of(row) is None, sign * (value_of(row) or 0.0)))
     if as_json:
@@ -440,6 +455,8 @@ def _write_jsonl(file: TextIO, rows: Iterable[Any], predictor: "Predictor") -> N
 
 
 def _write_csv(file: TextIO, rows: Iterable[Any], predictor: "Predictor") -> None:
+    from coulomb._support.archive import harmless
+
     table = csv.writer(file, lineterminator="\n")
     tagging = predictor.config.kind == "token"
     classes = () if tagging else predictor.classes
@@ -449,8 +466,10 @@ def _write_csv(file: TextIO, rows: Iterable[Any], predictor: "Predictor") -> Non
         if not isinstance(text, str):
             text = (" " if tagging else "\t").join(text)
         chances = row.get("probabilities", {}).values()
-        shown = " ".join(map(str, best)) if tagging else best
-        table.writerow([text, shown, *(f"{chance:.6f}" for chance in chances)])
+        shown = " ".join(map(str, best)) if tagging else str(best)
+        table.writerow(
+            [harmless(text), harmless(shown), *(f"{chance:.6f}" for chance in chances)]
+        )
 
 
 _WRITERS = {"csv": _write_csv, "jsonl": _write_jsonl}
@@ -486,6 +505,7 @@ def diagnose(
         raise ParameterError("`--label-twins` must be 0 or at least 2; got 1.")
     from coulomb.text import diagnose_run
 
+    check_outputs(json)
     found = diagnose_run(
         run, n_twins=twins, n_label_twins=label_twins, n_shuffles=shuffles
     )
@@ -494,7 +514,7 @@ def diagnose(
     if found.steps or found.chosen is None:
         _print_groups(found)
         _print_alignment(found)
-    typer.echo(found.verdict)
+    say(found.verdict)
     write_numbers(json, {"run": run.resolve().name} | found.record())
 
 
@@ -515,7 +535,7 @@ def _print_choice(found: "ChoiceTest | MatchTest") -> None:
         name = f"{shift:+d}" if shift else "0, the token itself"
         rows.append((name, f"{100 * share:.2f} %", order.get(shift, "")))
     print_table("Windows of tokens", ("tokens away", "tells", "chosen"), rows)
-    typer.echo(
+    say(
         "tells: the share of what a token leaves open of its label that a window alone "
         "predicts on other texts, below 0 if guessing does better; chosen: in which "
         "order, by what a window adds to those before it."
@@ -537,7 +557,7 @@ def _print_groups(found: "Diagnosis") -> None:
     ]
     title = f"Phase A, {found.steps} steps"
     print_table(title, ("layer", "head", *columns), rows, words=2)
-    typer.echo(
+    say(
         "moved: how far particles are from their start, root mean square; noise alone: "
         "the same for a twin with this noise and no labels; apart: between the two, "
         "what labels did; cosine: of the first gradients with true and shuffled labels."

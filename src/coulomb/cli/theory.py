@@ -3,11 +3,18 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
 from typer import Argument, Option
 
 from coulomb._support.progress import progress_bar
-from coulomb.cli.output import Json, Seed, print_table, whole_numbers, write_numbers
+from coulomb.cli.output import (
+    Json,
+    Seed,
+    check_outputs,
+    print_table,
+    say,
+    whole_numbers,
+    write_numbers,
+)
 
 if TYPE_CHECKING:
     from coulomb.theory.grids import AbstractGrid
@@ -74,6 +81,7 @@ def meanfield(
     from coulomb._support.streams import make_generator
     from coulomb.interactions import Riesz
 
+    check_outputs(figure, json)
     grid, repulsion = _grid(domain, size, cells), Riesz(s=s, truncation=truncation)
     felt, seen, begun = (
         theory.parse_expression(formula, grid.dim)
@@ -120,7 +128,7 @@ def meanfield(
     }
     for name, fit in fits.items():
         if fit is not None:
-            typer.echo(
+            say(
                 f"{name} falls as N^{fit.slope:.3f} "
                 f"(95 % interval {fit.low:.3f} to {fit.high:.3f})"
             )
@@ -164,6 +172,7 @@ def deviations(
     from coulomb._support.streams import make_generator
     from coulomb.interactions import Riesz
 
+    check_outputs(figure, json)
     grid, repulsion = _grid(domain, size, cells), Riesz(s=s, truncation=truncation)
     felt = theory.parse_expression(potential, grid.dim)
     seen = theory.parse_expression(observable, grid.dim)
@@ -186,7 +195,7 @@ def deviations(
         *(curve.counts, curve.speeds, curve.log_probabilities, curve.standard_errors),
         *(curve.predictions, curve.effective_sizes),
     )
-    typer.echo(
+    say(
         f"-log P grows with {speed} at {curve.fit.slope:.4f} "
         f"+- {curve.fit.standard_error:.4f}; predicted {curve.rate:.4f}"
     )
@@ -227,5 +236,5 @@ def _write(
         from coulomb.report.sections.theory import theory_charts
 
         print_side_by_side(theory_charts(name, name, numbers), figure)
-        typer.echo(f"Picture: {figure}")
+        say(f"Picture: {figure}")
     write_numbers(json, numbers)

@@ -495,19 +495,27 @@ def load_run(path: str | Path) -> Run:
         generator.set_state(tensors["generator"])
         particles = Particles(tensors["positions"], tensors.get("phases"))
         reason = StopReason[about["reason"]] if about["reason"] else None
+        counts = [about["step"], about["window_count"]]
+        if any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in counts):
+            raise ValueError(f"a run cannot have made {counts} steps")
+        if any(not isinstance(record, dict) for record in about["history"]):
+            raise ValueError("its history is not a list of records")
+        for name in tensors.keys() - {"generator", "align.seed"}:
+            if not tensors[name].is_floating_point():
+                raise ValueError(f"{name!r} is of the type {tensors[name].dtype}")
         memory = {
             name.removeprefix("memory_"): tensor
             for name, tensor in tensors.items()
             if name.startswith("memory_")
         }
         return Run(
-            State(particles, int(about["step"]), memory),
+            State(particles, about["step"], memory),
             generator,
             list(about["history"]),
             [tensors[name] for name in ("window_0", "window_1") if name in tensors],
             reason,
             tensors.get("window_sum"),
-            int(about["window_count"]),
+            about["window_count"],
         )
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise FileFormatError(f"{path} is a damaged run: {error}.") from error

@@ -83,7 +83,11 @@ class SavedEstimator:
             The fitted estimator.
         """
         arrays, facts = read_archive(
-            path, complaint="is not a saved estimator", form=_FORMAT, framework="np"
+            path,
+            complaint="is not a saved estimator",
+            form=_FORMAT,
+            framework="np",
+            may_be_nan="history_.",  # nothing has moved before the first step
         )
         if facts.get("class") != cls.__name__:
             raise FileFormatError(
@@ -92,7 +96,13 @@ class SavedEstimator:
             )
         try:
             estimator = _rebuild(cls, facts, arrays)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise FileFormatError(f"{path} is damaged: {error}.") from error
         return estimator
 
@@ -235,6 +245,11 @@ class AbstractFourierSampler(
             found = getattr(self, name).shape
             if found != shape:
                 raise ValueError(f"{name} has shape {found}, not {shape}")
+        for name in ("random_weights_", "random_offset_", *expected):
+            if getattr(self, name).dtype.kind != "f":
+                raise ValueError(f"{name} is of the type {getattr(self, name).dtype}")
+        if (self.scale_ <= 0).any():
+            raise ValueError("scale_ has values that are not positive")
 
     def _check_new(self, X: Any) -> Any:
         check_is_fitted(self)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import platform
 from collections.abc import Iterable, Mapping
@@ -11,7 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_origin
 
-from coulomb._support.errors import FileFormatError
+from coulomb._support.archive import append_lines, check_file, parse_json
+from coulomb._support.errors import CoulombError, FileFormatError
 
 Job = dict[str, Any]
 """Plain data that say all about a piece of work: method, constants, seed, trial, ..."""
@@ -104,14 +106,10 @@ def append_records(path: Path, records: Iterable[Record]) -> None:
         if not record.extra:
             del content["extra"]
         lines.append(json.dumps(content, sort_keys=True, allow_nan=False) + "\n")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.write("".join(lines).encode())
-        file.flush()
-        os.fsync(file.fileno())
+    append_lines(path, "".join(lines))
 
 
-def load_records(path: Path) -> list[Record]:
+def load_records(path: Path, problems: list[str] | None = None) -> list[Record]:
     """Read a file of records, in an order that does not depend on who was first.
 
     A last line that an interruption cut short is left out. Of two records of the same
@@ -121,6 +119,8 @@ def load_records(path: Path) -> list[Record]:
     ----------
     path
         A file of records, or a folder that holds one.
+    problems
+        A list that is told which metrics are no finite numbers; they are left out.
 
     Returns
     -------
@@ -133,50 +133,41 @@ def load_records(path: Path) -> list[Record]:
     if not path.exists():
         return []
     found: dict[tuple[str, str], Record] = {}
-    lines = path.read_bytes().split(b"\n")
+    lines = check_file(path).read_bytes().split(b"\n")
     # What comes after the last newline was being written when the run ended.
     for number, line in enumerate(lines[:-1], start=1):
-        record = _read_line(path, number, line)
+        record = _read_line(f"{path}, line {number}", line, problems)
         found[json.dumps(record.job, sort_keys=True), record.split] = record
     return [found[row] for row in sorted(found)]
 
 
-def load_experiments(out: Path) -> dict[str, list[Record]]:
+def load_experiments(
+    out: Path, problems: list[str] | None = None
+) -> dict[str, list[Record]]:
     """Read the records of every experiment in a folder.
 
     Parameters
     ----------
     out
         The folder given to `coulomb reproduce --out`.
+    problems
+        A list that is told what is wrong with an experiment, which is then left out;
+        None raises it.
 
     Returns
     -------
     dict
         Records by the name of the experiment.
     """
-    folders = sorted(path.parent for path in Path(out).glob(f"*/{FILE}"))
-    return {folder.name: load_records(folder) for folder in folders}
-
-
-def cut_torn_line(path: Path) -> None:
-    r"""Take away a last line that an interruption cut short.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / FILE
-    >>> _ = path.write_text('{"whole": 1}\n{"to')
-    >>> cut_torn_line(path)
-    >>> path.read_text()
-    '{"whole": 1}\n'
-    """
-    if not path.exists():
-        return
-    with path.open("r+b") as file:
-        content = file.read()
-        end = content.rfind(b"\n") + 1
-        if end < len(content):
-            file.truncate(end)
+    found = {}
+    for path in sorted(Path(out).glob(f"*/{FILE}")):
+        try:
+            found[path.parent.name] = load_records(path, problems)
+        except (CoulombError, OSError) as error:
+            if problems is None:
+                raise
+            problems.append(str(error).replace(f"{out}/", ""))
+    return found
 
 
 @cache
@@ -191,22 +182,44 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _read_line(path: Path, number: int, line: bytes) -> Record:
-    place = f"{path}, line {number}"
+def _read_line(place: str, line: bytes, problems: list[str] | None) -> Record:
     try:
-        content = json.loads(line)
-    except ValueError as error:
+        content = parse_json(line, place, finite=False)
+    except FileFormatError as error:
         raise FileFormatError(
             f"{place}: not a record but {line[:40]!r}; delete the line and run the "
             "experiment again."
         ) from error
     if not isinstance(content, dict):
-        raise FileFormatError(f"{place}: a record must be an object; got {content!r}.")
+        raise FileFormatError(
+            f"{place}: a record must be an object; got {content!r:.60}."
+        )
     for name, kind in _FIELDS.items():
         if not isinstance(content.get(name), kind):
             raise FileFormatError(
                 f"{place}: `{name}` must be a {kind.__name__}; got "
-                f"{content.get(name)!r}."
+                f"{content.get(name)!r:.60}."
             )
     extra = content.get("extra", {})
+    for name in ("metrics", "seconds"):
+        for metric, value in list(content[name].items()):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is None or (number and math.isfinite(value)):
+                continue
+            del content[name][metric]
+            if problems is not None:
+                problems.append(
+                    f"{place}: `{metric}` is {value!r:.60}, no number; left out."
+                )
+    _check_job(place, content["job"])
     return Record(**{name: content[name] for name in _FIELDS}, extra=extra)
+
+
+def _check_job(place: str, job: Job) -> None:
+    """Refuse a row whose names are no names and whose numbers are no numbers."""
+    kinds: dict[str, Any] = {}
+    kinds |= dict.fromkeys(("method", "constants", "control", "task"), str | None)
+    kinds |= dict.fromkeys(("gamma", "strength", "exponent"), int | float | None)
+    for name, value in job.items():
+        if not isinstance(value, kinds.get(name, object)):
+            raise FileFormatError(f"{place}: `job.{name}` cannot be {value!r:.60}.")

@@ -29,7 +29,6 @@ from coulomb.experiments.records import (
     Job,
     Record,
     append_records,
-    cut_torn_line,
     environment,
     job_key,
     load_records,
@@ -67,7 +66,6 @@ def run_experiment(
     folder = Path(out) / name
     path = folder / FILE
     plan = settings.chosen(experiment.plan(settings))
-    cut_torn_line(path)
     known = {record.key for record in load_records(path)}
     missing = [
         job

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from coulomb._support.archive import write_bytes
+from coulomb._support.archive import harmless, write_bytes
 from coulomb._support.stats import Difference, fit_power_law, mean_difference
 from coulomb.experiments.records import Job, Record
 
@@ -316,9 +316,9 @@ def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     out = StringIO()
-    writer = csv.DictWriter(out, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _cell(row[name]) for name in row} for row in rows)
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(map(harmless, names))
+    writer.writerows([[_cell(row.get(name)) for name in names] for row in rows])
     return out.getvalue()
 
 
@@ -330,4 +330,4 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def _cell(value: Any) -> Any:
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.6g}"
-    return value
+    return harmless(value) if isinstance(value, str) else value

@@ -5,9 +5,12 @@ attention of each layer.
 """
 
 import copy
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
@@ -15,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from coulomb._support.archive import read_archive, write_archive
 from coulomb._support.checks import check_count, check_member
-from coulomb._support.errors import ParameterError
+from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb._support.progress import progress_bar
 from coulomb._support.streams import make_generator
 from coulomb.attention.layers.base import in_mode
@@ -58,6 +62,8 @@ from coulomb.linearise.teacher import (
     record_texts,
 )
 
+_FORMAT = "coulomb-linearise-1"
+_FITTED = ("positions", "tilt", "before", "after", "random")
 _ROWS = 32  # of each text, that `kernel_table` compares
 
 KeepExact = int | Sequence[int | tuple[int, int]]
@@ -193,6 +199,7 @@ def linearise(
     settings: LineariseSettings | None = None,
     measure: bool = True,
     progress: bool | None = None,
+    checkpoint: str | Path | None = None,
     **options: Any,
 ) -> nn.Module:
     """Learn linear attention for a pretrained encoder, without labels.
@@ -223,6 +230,10 @@ def linearise(
         Whether to time both encoders for the summary.
     progress
         Show a bar; None shows it on a terminal.
+    checkpoint
+        A file for the layers that are learned. Where it is there already, of the same
+        model, texts and settings, they are not learned again, and the result is the
+        same to the bit.
     **options
         Settings by name, such as `feature_map`, `n_features` or `objective`; see
         `LineariseSettings`.
@@ -263,13 +274,22 @@ def linearise(
         progress_bar("learning heads", total, visible=progress) as advance,
     ):
         layers = zip(recorded.layers(), held_out.layers(), strict=True)
-        fits = []
+        file = None if checkpoint is None else Path(checkpoint)
+        asked = "" if file is None else _fingerprint(model, texts, chosen, seed)
+        done = [] if file is None else _load_fits(file, asked, chosen)
+        fits: list[LayerFit] = []
         for number, (rows, held_rows) in enumerate(layers):
             watch = partial(advance, note=f"layer {number}")
+            if number < len(done):
+                fits.append(done[number])
+                watch(chosen.steps)
+                continue
             source = make_generator(seed, 1, number)
             fit = fit_layer(rows, held_rows, chosen, generator=source, watch=watch)
             watch(chosen.steps - fit.steps)
             fits.append(fit)
+            if file is not None:
+                _save_fits(file, asked, fits)
         exact = _exact_heads(teacher, keep_exact, fits)
         student = _copy_with_heads(teacher, chosen, exact)
         _fill(student, (fit.particles for fit in fits))
@@ -299,6 +319,52 @@ def linearise(
     fast: Any = student.model
     fast.linearise_summary = report
     return fast
+
+
+def _fingerprint(
+    model: nn.Module, texts: Sequence[str], settings: LineariseSettings, seed: int
+) -> str:
+    """Hash what the learned layers depend on."""
+    digest = hashlib.sha256(json.dumps([seed, repr(settings), list(texts)]).encode())
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        numbers = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+        digest.update(numbers.numpy())
+    return digest.hexdigest()
+
+
+def _save_fits(file: Path, asked: str, fits: Sequence[LayerFit]) -> None:
+    tensors = {
+        f"{number}.{name}": part
+        for number, fit in enumerate(fits)
+        for name, part in zip(_FITTED, (*fit.particles[:2], *fit[1:4]), strict=True)
+    }
+    facts = {"format": _FORMAT, "asked": asked, "steps": [fit.steps for fit in fits]}
+    write_archive(file, tensors, facts)
+
+
+def _load_fits(file: Path, asked: str, settings: LineariseSettings) -> list[LayerFit]:
+    """Read the layers that an interrupted call has learned."""
+    if not file.exists():
+        return []
+    complaint = "is not a checkpoint of `linearise`"
+    tensors, facts = read_archive(file, complaint=complaint, form=_FORMAT)
+    if facts.get("asked") != asked:
+        raise ParameterError(
+            f"`checkpoint` must be of the same model, texts and settings; "
+            f"{str(file)!r} is not. Remove it, or choose another."
+        )
+    feature_map = as_positive_map(settings.feature_map)
+    fits = []
+    try:
+        for number, steps in enumerate(facts["steps"]):
+            positions, tilt, *judged = (tensors[f"{number}.{x}"] for x in _FITTED)
+            particles = HeadParticles(positions, tilt, feature_map)
+            before, after, random = judged
+            fits.append(LayerFit(particles, before, after, random, int(steps)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileFormatError(f"{file} {complaint}: {error!r}.") from error
+    return fits
 
 
 def _exact_heads(

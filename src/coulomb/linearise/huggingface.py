@@ -7,7 +7,8 @@ model. transformers is imported when something here is called, not before.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coulomb._support.errors import FileFormatError, ParameterError
+from coulomb._support.archive import read_json, read_shapes
+from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
 from coulomb.attention.layers.replace import real_tokens
 from coulomb.linearise.heads import LinearisedHeads
 from coulomb.linearise.teacher import MODEL_TYPES, Stack
@@ -33,6 +35,60 @@ _TASKS = (
     "AutoModelForSequenceClassification",
     "AutoModelForTokenClassification",
 )
+
+
+# Nothing is fetched, nothing is run, nothing is unpickled.
+LOCAL = {"local_files_only": True, "trust_remote_code": False}
+_SIZES = ("vocab_size", "hidden_size", "dim", "intermediate_size", "hidden_dim")
+_COUNTS = ("num_hidden_layers", "n_layers", "num_attention_heads", "n_heads")
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Check the files of a saved model, and turn errors of its readers into one."""
+    for path in sorted(folder.glob("*.json")):
+        read_json(path, finite=False)
+    try:
+        yield
+    except CoulombError:
+        raise
+    except BaseException as error:
+        # A panic in a tokenizer is no Exception; a signal is neither.
+        panic = type(error).__name__ == "PanicException"
+        if not panic and not isinstance(error, Exception):
+            raise
+        told = " ".join(str(error).split())[:300]
+        raise FileFormatError(
+            f"{folder} is not a model that transformers can load: {told}."
+        ) from error
+
+
+def load_weights(kind: Any, folder: Path, **options: Any) -> Any:
+    """Load a model whose weights are all there, finite, and as large as it says."""
+    config = read_json(folder / "config.json", finite=False)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        shapes |= read_shapes(path)
+    largest = max((size for shape in shapes.values() for size in shape), default=0)
+    most = dict.fromkeys(_SIZES, largest) | dict.fromkeys(_COUNTS, len(shapes))
+    most["max_position_embeddings"] = largest
+    for name, limit in most.items():
+        size = config.get(name, 1) if isinstance(config, dict) else None
+        if not isinstance(size, int) or not 0 < size <= limit:
+            raise FileFormatError(
+                f"{folder}: `{name}` of config.json cannot be {size!r:.40} with the "
+                f"weights there, {len(shapes)} tensors and no side above {largest}."
+            )
+    model, told = kind.from_pretrained(
+        folder, use_safetensors=True, output_loading_info=True, **LOCAL, **options
+    )
+    lost = [name for name in told["missing_keys"] if "pooler" not in name]
+    if lost:
+        raise FileFormatError(f"{folder}: the weights have no {sorted(lost)[0]!r}.")
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise FileFormatError(f"{folder}: {name!r} has values that are not finite.")
+    return model
 
 
 def transformers() -> ModuleType:
@@ -233,11 +289,11 @@ def load_pretrained(folder: str | Path, *, task: str = "AutoModel") -> Any:
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise FileFormatError(f"{folder} is not a saved model: it has no config.json.")
-    config = transformers().AutoConfig.from_pretrained(folder)
-    if not str(config.model_type).startswith("coulomb-"):
-        raise FileFormatError(
-            f"{folder} is not a linearised model: its type is {config.model_type!r}. "
-            "Load it with transformers, and linearise it."
-        )
-    auto = getattr(transformers(), task)
-    return auto.from_pretrained(folder, config=config, use_safetensors=True)
+    with reading(folder):
+        config = transformers().AutoConfig.from_pretrained(folder, **LOCAL)
+        if not str(config.model_type).startswith("coulomb-"):
+            raise FileFormatError(
+                f"{folder} is not a linearised model: its type is "
+                f"{config.model_type!r}. Load it with transformers, and linearise it."
+            )
+        return load_weights(getattr(transformers(), task), folder, config=config)

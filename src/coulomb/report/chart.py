@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
+from coulomb._support.archive import harmless
 from coulomb.report import asset
-from coulomb.report.tables import harmless, write_csv
+from coulomb.report.tables import write_csv
 
 Item = TypeVar("Item")
 Numbers = tuple[float, ...]

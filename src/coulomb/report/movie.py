@@ -1,7 +1,6 @@
 """The animation of the particles: read, checked, packed for the page, and printed."""
 
 import base64
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,14 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
+from coulomb._support.archive import read_json
 from coulomb._support.errors import FileFormatError
 from coulomb.report.chart import LIGHT
 from coulomb.report.print import PRINT_STYLE, safe_text, save
 
 FloatArray = npt.NDArray[np.float64]
 _MOST_FRAMES, _MOST_PARTICLES, _MOST_ROWS = 600, 1000, 200
+_LARGEST = 1e100  # what is drawn; differences and squares of it are finite
 _PRINTED_RUNS = 3
 _SEEN_SHARE = 0.998
 
@@ -35,21 +36,22 @@ class Run:
     marks: FloatArray
 
 
-def read_json(path: Path) -> Any:
-    """Read a file, and name it if it cannot be read."""
-    try:
-        return json.loads(path.read_bytes())
-    except ValueError as error:
-        raise FileFormatError(f"{path}: not JSON ({error}).") from error
-
-
 def read_runs(path: Path) -> list[Run]:
     """Read and check a file of frames."""
-    content = read_json(path)
+    content = read_json(path, complaint=": not JSON")
     runs = content.get("runs") if isinstance(content, dict) else None
     if not isinstance(runs, list) or not runs:
         raise FileFormatError(f"{path}: `runs` must be a list of runs.")
-    return [_check(run, f"{path}, run {i}") for i, run in enumerate(runs)]
+    found = []
+    for number, run in enumerate(runs):
+        place = f"{path}, run {number}"
+        try:
+            found.append(_check(run, place))
+        except FileFormatError:
+            raise
+        except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+            raise FileFormatError(f"{place}: damaged ({error}).") from error
+    return found
 
 
 def pack(runs: list[Run]) -> dict[str, Any]:
@@ -87,6 +89,8 @@ def _check(run: Any, place: str) -> Run:
             raise FileFormatError(f"{place}: `{name}` must be an array.") from error
         whole = found.ndim == ndim and found.size > 0
         demand(whole, f"`{name}` must have {ndim} axes; got shape {found.shape}.")
+        seen = np.abs(np.nan_to_num(found)).max()
+        demand(seen < _LARGEST, f"`{name}` must be below {_LARGEST:g}; got {seen:g}.")
         return found
 
     demand(isinstance(run, dict), f"must be an object; got {run!r:.40}.")
@@ -107,6 +111,7 @@ def _check(run: Any, place: str) -> Run:
         "`steps` and `energy` must have one number for each of the "
         f"{n_frames} frames; got {len(steps)} and {len(energy)}.",
     )
+    demand(bool((steps >= 0).all()), "`steps` must count from 0.")
     kernels = []
     for kernel in run.get("kernels") or []:
         values, frame = array(kernel, "values", 2), kernel.get("frame")
@@ -121,16 +126,21 @@ def _check(run: Any, place: str) -> Run:
         )
         kernels.append((frame, values))
     axes = run.get("axes") or ["first coordinate", "second coordinate"]
+    demand(isinstance(axes, list), f"`axes` must be two names; got {axes!r:.40}.")
     radius = run.get("radius")
+    numeric = isinstance(radius, int | float) and 0 < radius < _LARGEST
+    demand(radius is None or numeric, f"`radius` cannot be {radius!r:.40}.")
+    marks = array(run, "marks", 2) if run.get("marks") else np.zeros((0, 2))
+    demand(marks.shape[1] == 2, f"`marks` must have 2 columns; got {marks.shape}.")
     return Run(
         title=str(run.get("title", "run"))[:80],
         axes=(str(axes[0])[:60], str(axes[-1])[:60]),
-        radius=float(radius) if isinstance(radius, int | float) else None,
+        radius=None if radius is None else float(radius),
         steps=steps,
         positions=positions,
         energy=energy,
         kernels=tuple(sorted(kernels, key=lambda pair: pair[0])),
-        marks=array(run, "marks", 2) if run.get("marks") else np.zeros((0, 2)),
+        marks=marks,
     )
 
 

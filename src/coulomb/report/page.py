@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from coulomb._support.archive import write_whole
-from coulomb._support.errors import FileFormatError, ParameterError
+from coulomb._support.archive import check_output, read_json, write_bytes
+from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
 from coulomb._support.progress import progress_bar
 from coulomb._version import __version__
 from coulomb.experiments.claims import learned
@@ -31,7 +31,7 @@ from coulomb.report.chart import (
     theme_styles,
 )
 from coulomb.report.interactive import interactive, library
-from coulomb.report.movie import Run, pack, print_runs, read_json, read_runs
+from coulomb.report.movie import Run, pack, print_runs, read_runs
 from coulomb.report.print import printed
 from coulomb.report.rows import EXPECTED, clean, place_of, whose
 from coulomb.report.sections import SECTIONS, Section
@@ -84,13 +84,13 @@ def read_results(folder: Path) -> Results:
         """Note what cannot be read, as the reader of the page sees the folder."""
         try:
             yield
-        except FileFormatError as error:
-            problems.append(str(error).replace(f"{folder}/", ""))
+        except (CoulombError, OSError) as error:
+            problems.append(clean(str(error).replace(f"{folder}/", ""), 300))
 
     records: dict[str, list[Record]] = {}
     for path in sorted(folder.glob(f"*/{FILE}")):
         with attempt():
-            found = load_records(path)
+            found = load_records(path, problems)
             if not found:
                 raise FileFormatError(f"{path}: holds no finished record.")
             records[path.parent.name] = found
@@ -101,7 +101,9 @@ def read_results(folder: Path) -> Results:
     theory = {}
     for path in sorted([*folder.glob("*.json"), *folder.glob("*/*.json")]):
         with attempt():
-            content = read_json(path) if path.name != FRAMES else None
+            if path.name == FRAMES:
+                continue
+            content = read_json(path, finite=False, complaint=": not JSON")
             if isinstance(content, dict) and set(PARTS.values()) & set(content):
                 theory[str(path.relative_to(folder).with_suffix(""))] = content
     if not (records or runs or theory):
@@ -140,11 +142,17 @@ class Contents:
 def arrange(results: Results) -> Contents:
     """Decide what is on the page."""
     records, problems = results.records, list(results.problems)
-    sections = [
-        _BUILDERS.get(name, general_section)(records[name])
-        for name in _order(records)
-        if name not in PARTS
-    ]
+    sections = []
+    for name in _order(records):
+        if name in PARTS:
+            continue
+        try:
+            sections.append(_BUILDERS.get(name, general_section)(records[name]))
+        except _BROKEN as error:
+            problems.append(
+                f"{clean(name)}: cannot be drawn, because a record lacks something "
+                f"({clean(repr(error), 120)})."
+            )
     sections.extend(theory_sections(results.theory, records, problems))
     claims = view_claims(records, problems) if records else None
     verdicts = [bar["finding"] for bar in claims["bars"]] if claims else []
@@ -188,6 +196,7 @@ def _noise_findings(results: Results) -> Iterator[str]:
 
 
 _LITTLE_NOISE = 1.0
+_BROKEN = (CoulombError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def _order(records: dict[str, list[Record]]) -> list[str]:
@@ -299,6 +308,8 @@ def legend_of(charts: Iterable[Chart]) -> list[Layer]:
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
     """Write the page of a folder of results."""
+    target = Path(folder) / "report.html" if out is None else Path(out)
+    check_output(target)
     contents = arrange(read_results(folder))
     total = sum(len(g.charts) for s in contents.sections for g in s.groups) + 1
     with progress_bar("drawing", total) as advance:
@@ -318,8 +329,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         frames = _frames(contents.runs)
         advance(note="page")
     page = _render(contents, sections, frames)
-    target = Path(folder) / "report.html" if out is None else Path(out)
-    write_whole(target, lambda path: path.write_text(page, encoding="utf-8"))
+    write_bytes(target, page.encode())
     return target
 
 

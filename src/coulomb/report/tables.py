@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+from coulomb._support.archive import harmless
 
 
 @dataclass(frozen=True)
@@ -148,14 +148,3 @@ def _saved(cell: Cell) -> str:
     if cell.value is not None:
         return repr(cell.value)
     return "" if cell.text == "–" else harmless(cell.text)
-
-
-def harmless(words: str) -> str:
-    """Keep spreadsheets from running a cell that starts like a formula.
-
-    Examples
-    --------
-    >>> harmless("=1+1"), harmless("svm")
-    ("'=1+1", 'svm')
-    """
-    return f"'{words}" if words.startswith(_FORMULA_STARTS) else words

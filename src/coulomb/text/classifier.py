@@ -204,7 +204,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         model.predictor_ = predictor
         model.classes_ = np.asarray(predictor.classes)
         model.history_ = []
-        model.metrics_ = run_folder.read_json(Path(folder) / METRICS)
+        model.metrics_ = run_folder.read_metrics(Path(folder))
         return model
 
 

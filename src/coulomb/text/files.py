@@ -1,7 +1,6 @@
 """Columns of CSV, TSV, JSON-lines and Parquet files, with errors that say the line."""
 
 import csv
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -9,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from coulomb._support.archive import check_file, parse_json
 from coulomb._support.errors import FileFormatError, ParameterError
 
 _LONGEST_FIELD = 2**31 - 1  # the csv module stops at 131,072 characters otherwise
@@ -22,6 +22,7 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
         raise ParameterError(
             f"`data` must end in {', '.join(_READERS)}; got {path.name!r}."
         )
+    check_file(path)
     try:
         columns = _READERS[suffix](path, names)
     except UnicodeDecodeError as error:
@@ -89,15 +90,11 @@ def _jsonl(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
             place = f"{path}, line {number}"
             if not line.strip():
                 continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise FileFormatError(
-                    f"{place}: not JSON ({error}). Write one object per line."
-                ) from error
+            row = parse_json(line, place, finite=False, complaint=": not JSON")
             if not isinstance(row, dict):
                 raise FileFormatError(
-                    f"{place}: not a JSON object; got {type(row).__name__}."
+                    f"{place}: not a JSON object; got {type(row).__name__}. Write one "
+                    "object per line."
                 )
             _check_columns(place, names, list(row))
             for name in names:
@@ -109,15 +106,13 @@ def _parquet(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
     import pyarrow
     import pyarrow.parquet
 
-    if not path.exists():
-        raise FileNotFoundError(2, "No such file", str(path))
     try:
         header = pyarrow.parquet.read_schema(path).names
         _check_columns(str(path), names, header)
         table = pyarrow.parquet.read_table(path, columns=list(dict.fromkeys(names)))
-    except pyarrow.ArrowInvalid as error:
+        return {name: table.column(name).to_pylist() for name in names}
+    except (pyarrow.ArrowException, KeyError, OSError, ValueError) as error:
         raise FileFormatError(f"{path} is not a Parquet file: {error}.") from error
-    return {name: table.column(name).to_pylist() for name in names}
 
 
 _READERS: dict[str, Callable[[Path, Sequence[str]], dict[str, list[Any]]]] = {

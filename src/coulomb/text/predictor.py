@@ -1,14 +1,16 @@
 """A trained classifier that is only asked."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coulomb._support.errors import ParameterError
+from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.text import run_folder
 from coulomb.text.data import Split, check_texts
 from coulomb.text.evaluate import log_probabilities, score_split, tag_words
@@ -40,13 +42,17 @@ class Predictor:
         source: str | Path = WEIGHTS,
     ) -> None:
         self.config, self.vocabulary = config, vocabulary
-        self.model = build_model(
-            config.settings,
-            vocab_size=vocabulary.size,
-            n_classes=len(config.classes),
-            kind=config.kind,
-        )
-        check_tensors(source, weights, self.model.state_dict())
+        sizes = {"vocab_size": vocabulary.size, "n_classes": len(config.classes)}
+        build = partial(build_model, config.settings, kind=config.kind, **sizes)
+        # Layers cost time to make even where no memory is behind their tensors.
+        if config.settings.model.n_layers > len(weights):
+            raise FileFormatError(
+                f"{source} has {len(weights)} tensors, too few for `n_layers` = "
+                f"{config.settings.model.n_layers} of {CONFIG}."
+            )
+        with torch.device("meta"):
+            check_tensors(source, weights, build().state_dict())
+        self.model = build()
         self.model.load_state_dict(weights)
         self.model.eval()
 

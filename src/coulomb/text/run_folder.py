@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +16,15 @@ import torch
 from torch import Tensor
 
 from coulomb._support.archive import (
+    MOST_JSON,
+    append_lines,
+    check_file,
+    parse_json,
     read_archive,
+    read_json,
     write_archive,
     write_bytes,
     write_json,
-    write_whole,
 )
 from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
 from coulomb.attention.ops import tuning
@@ -76,6 +81,11 @@ def check_tensors(
                 f"{path}: {name!r} has the shape {tuple(tensors[name].shape)}, but "
                 f"{CONFIG} asks for {tuple(tensor.shape)}."
             )
+        if tensors[name].dtype != tensor.dtype:
+            raise FileFormatError(
+                f"{path}: {name!r} is of the type {tensors[name].dtype}; the run "
+                f"needs {tensor.dtype}."
+            )
     for name in tensors:
         if name not in expected:
             raise FileFormatError(f"{path} has {name!r}, which the run does not know.")
@@ -126,7 +136,7 @@ def write_run(folder: Path, config: Config, vocabulary: Vocabulary) -> None:
             )
     text = vocabulary.to_json()
     write_json(folder / ENVIRONMENT, describe_environment())
-    write_whole(folder / VOCABULARY, lambda path: path.write_text(text, "utf-8"))
+    write_bytes(folder / VOCABULARY, text.encode())
     values = config._asdict() | {
         "format": FORMAT,
         "settings": config.settings.plain(),
@@ -138,7 +148,7 @@ def write_run(folder: Path, config: Config, vocabulary: Vocabulary) -> None:
 def read_config(folder: Path) -> Config:
     """Read and check the configuration of a run."""
     path = Path(folder) / CONFIG
-    if not path.is_file():
+    if not path.exists():
         raise ParameterError(
             f"`run` must be a folder with a {CONFIG}; got {str(folder)!r}. `coulomb "
             "runs` lists the runs there are."
@@ -156,8 +166,10 @@ def read_config(folder: Path) -> Config:
     rules = {
         "settings": isinstance(values["settings"], dict),
         "kind": kind in ("sequence", "token"),
-        "classes": isinstance(classes, list) and len(classes) >= 2,
-        "data": isinstance(data, dict),
+        "classes": isinstance(classes, list)
+        and all(isinstance(label, str | int | float) for label in classes)
+        and len(set(classes)) == len(classes) >= 2,
+        "data": isinstance(data, dict) and _is_source(data),
     }
     for name, holds in rules.items():
         if not holds:
@@ -168,6 +180,19 @@ def read_config(folder: Path) -> Config:
         raise FileFormatError(f"{path}: {error}") from error
     _check_paths(path, data)
     return Config(settings, kind, tuple(classes), data, str(values["fingerprint"]))
+
+
+def _is_source(data: Mapping[str, Any]) -> bool:
+    """Say whether what describes the data is of the types it should have."""
+    text, share = data.get("text"), data.get("validation_share")
+    words = [data.get(name, "") for name in ("name", "task", "label")]
+    columns = [] if text is None else text
+    return (
+        all(isinstance(word, str | None) for word in words)
+        and isinstance(columns, list)
+        and all(isinstance(name, str) for name in columns)
+        and isinstance(share, int | float | None)
+    )
 
 
 def _check_paths(path: Path, data: Mapping[str, Any]) -> None:
@@ -188,40 +213,56 @@ def _check_paths(path: Path, data: Mapping[str, Any]) -> None:
 def load_vocabulary(folder: Path) -> Vocabulary:
     """Read the vocabulary of a run."""
     path = folder / VOCABULARY
-    if not path.is_file():
+    if not path.exists():
         raise FileFormatError(f"{path} is missing. Train the run again.")
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = check_file(path, MOST_JSON).read_text(encoding="utf-8", errors="replace")
     return Vocabulary.from_json(text, str(path))
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise FileFormatError(f"{path} is damaged: {error}.") from error
+def read_metrics(folder: Path) -> dict[str, Any]:
+    """Read and check the metrics of a finished run."""
+    found = read_json(folder / METRICS)
+    kinds = {"split": str, "rows": int, "best_epoch": int, "metrics": dict}
+    kinds |= {"alignment": dict, "notes": list}
+    for name, kind in kinds.items():
+        if not isinstance(found, dict) or not isinstance(found.get(name), kind):
+            raise FileFormatError(f"{folder / METRICS}: `{name}` is damaged.")
+    parts = [found["metrics"], *found["metrics"].values()]
+    numbers = [x for part in parts if isinstance(part, dict) for x in part.values()]
+    if not all(isinstance(x, int | float | dict | None) for x in numbers):
+        raise FileFormatError(f"{folder / METRICS}: `metrics` must be numbers.")
+    return dict(found)
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
     """Read a history; a last line that was cut short does not count."""
     records: list[dict[str, Any]] = []
-    if not path.is_file():
+    if not path.exists():
         return records
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    lines = check_file(path, MOST_JSON).read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
+        place = f"{path}, line {number}"
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            record = parse_json(line, place)
+        except FileFormatError:
             if number >= len(lines) - 1:
                 break
-            raise FileFormatError(f"{path}, line {number}: {error}.") from error
+            raise
+        known = isinstance(record, dict) and isinstance(record.get("phase"), str)
+        if not known or not isinstance(record.get("step"), int):
+            raise FileFormatError(f"{place}: a record must have a phase and a step.")
+        records.append(record)
     return records
 
 
 def new_folder(parent: Path, name: str) -> Path:
-    """Choose the next free folder, `parent/name-1`, `parent/name-2`, ..."""
-    numbered = (parent / f"{name}-{number}" for number in itertools.count(1))
-    return next(folder for folder in numbered if not folder.exists())
+    """Make the next free folder, `parent/name-1`, `parent/name-2`, ..."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        with suppress(FileExistsError):
+            (parent / f"{name}-{number}").mkdir()
+            break
+    return parent / f"{name}-{number}"
 
 
 def list_runs(parent: str | Path) -> list[dict[str, Any]]:
@@ -244,21 +285,22 @@ def list_runs(parent: str | Path) -> list[dict[str, Any]]:
         raise ParameterError(f"`folder` must be a folder; got {str(folder)!r}.")
     candidates = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
     for path in candidates:
-        if not (path / CONFIG).is_file():
+        if not os.path.lexists(path / CONFIG):
             continue
         row: dict[str, Any] = {"run": path.name, "folder": str(path)}
         try:
             config = read_config(path)
-            done = (path / METRICS).is_file()
+            done = (path / METRICS).exists()
+            result = read_metrics(path) if done else {}
             row |= {
                 "data": config.data.get("name", "?"),
                 "attention": config.settings.model.attention,
                 "seed": config.settings.train.seed,
                 "finished": done,
-                "metrics": read_json(path / METRICS)["metrics"] if done else {},
-                "split": read_json(path / METRICS)["split"] if done else "",
+                "metrics": result.get("metrics", {}),
+                "split": result.get("split", ""),
             }
-        except (CoulombError, KeyError, TypeError) as error:
+        except (CoulombError, OSError) as error:
             row["problem"] = str(error)
         found.append(row)
     return found
@@ -304,10 +346,7 @@ class Store:
             self._records.append(dict(record))
             return
         line = json.dumps(dict(record), allow_nan=False) + "\n"
-        with (self.folder / HISTORY).open("a", encoding="utf-8") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        append_lines(self.folder / HISTORY, line)
 
     def forget_after(self, step: int, aligned: int) -> None:
         """Drop the records that an interrupted run will write again."""

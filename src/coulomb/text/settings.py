@@ -518,10 +518,11 @@ def preset(name: str, changes: Mapping[str, Any] | None = None) -> TextSettings:
 
 def read_toml(path: str | Path) -> tuple[str | None, dict[str, Any]]:
     """Read settings from a TOML file with one key per setting, and maybe `preset`."""
+    from coulomb._support.archive import MOST_JSON, check_file
+
     try:
-        with Path(path).open("rb") as file:
-            values = tomllib.load(file)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        values = tomllib.loads(check_file(path, MOST_JSON).read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{path} is not TOML: {error}.") from error
     name = values.pop("preset", None)
     for key in values:

@@ -26,6 +26,9 @@ from coulomb.text.tokens import TokenRows, Vocabulary, encode_split
 MODEL, ORDER, DROPOUT, WORDS, ALIGN, BATCHES = range(6)
 
 
+_LAYERS, _PARAMETERS = 1000, 10**10  # beyond them a configuration is a mistake
+
+
 def uses_windows(settings: TextSettings, kind: str) -> bool:
     """Say whether heads look at windows beside a token."""
     row = find_variant(settings.model.attention)
@@ -73,6 +76,15 @@ def build_model(
     known = {part.name for part in fields(EncoderSettings)}
     shared = {name: x for name, x in vars(settings.model).items() if name in known}
     shape = EncoderSettings(vocab_size, n_classes, head=kind, **shared)
+    asked = settings.model
+    rows = vocab_size + asked.max_length + 4 * asked.width + 2 * asked.ffn_width
+    if asked.n_layers > _LAYERS or asked.n_layers * rows * asked.width > _PARAMETERS:
+        raise ParameterError(
+            f"`n_layers`, `width`, `ffn_width`, `max_length` and the vocabulary must "
+            f"make at most {_PARAMETERS:.0e} parameters in {_LAYERS} layers; got "
+            f"{asked.n_layers}, {asked.width}, {asked.ffn_width}, {asked.max_length} "
+            f"and {vocab_size}."
+        )
     generator = make_generator(settings.train.seed, MODEL)
     attention = attention_factory(settings, kind)
     return KernelEncoder(shape, attention, generator=generator)

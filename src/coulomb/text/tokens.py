@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from tokenizers.trainers import WordPieceTrainer
 from torch import Tensor
 
+from coulomb._support.archive import MOST_JSON, check_file
 from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.attention.encoder.layout import IGNORED, TokenBatch
 from coulomb.text.data import Corpus, Split, Text, parts_of
@@ -125,11 +127,20 @@ class Vocabulary:
         self, texts: Sequence[Any], max_length: int, words: bool = False
     ) -> Iterator[tuple[np.ndarray, Any]]:
         """Go through token ids and encodings, cut at the end of the longer text."""
-        self._tokenizer.enable_truncation(max_length, strategy="longest_first")
+        with _told("`max_length` is too small for the vocabulary"):
+            self._tokenizer.enable_truncation(max_length, strategy="longest_first")
         for begin in range(0, len(texts), _AT_ONCE):
             part = list(texts[begin : begin + _AT_ONCE])
-            for encoding in self._tokenizer.encode_batch(part, is_pretokenized=words):
-                yield np.array(encoding.ids, dtype=np.int64), encoding
+            with _told("The vocabulary cannot cut these texts"):
+                cut = self._tokenizer.encode_batch(part, is_pretokenized=words)
+            for encoding in cut:
+                ids = np.array(encoding.ids, dtype=np.int64)
+                if ids.max(initial=0) >= self.size:
+                    raise FileFormatError(
+                        f"The vocabulary gives the token {ids.max()}; it has "
+                        f"{self.size}."
+                    )
+                yield ids, encoding
 
     def to_json(self) -> str:
         """Write the vocabulary down.
@@ -158,14 +169,22 @@ class Vocabulary:
         Vocabulary
             The same.
         """
-        try:
+        with _told(f"{source} is not a tokenizer of the library `tokenizers`"):
             tokenizer = Tokenizer.from_str(text)
-        except Exception as error:  # the library raises nothing more special
-            raise FileFormatError(
-                f"{source} is not a tokenizer of the library `tokenizers`: {error}."
-            ) from error
-        tokenizer.no_padding()
+            tokenizer.no_padding()
         return cls(tokenizer)
+
+
+@contextmanager
+def _told(complaint: str) -> Iterator[None]:
+    """Turn what the library raises into one sentence, its panics too."""
+    try:
+        yield
+    except BaseException as error:
+        panic = type(error).__name__ == "PanicException"
+        if not panic and not isinstance(error, Exception):
+            raise
+        raise FileFormatError(f"{complaint}: {error}.") from error
 
 
 def vocabulary_of(tokens: dict[str, int], *, lower_case: bool = True) -> Vocabulary:
@@ -198,7 +217,7 @@ def read_vocabulary(path: str | Path, *, lower_case: bool = True) -> Vocabulary:
     Vocabulary
         Ready to encode.
     """
-    path = Path(path)
+    path = check_file(path, MOST_JSON)
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coulomb._support.archive import write_json
+from coulomb._support.archive import working_in, write_json
 from coulomb._support.checks import check_count
 from coulomb._support.errors import DivergedError, FileFormatError, ParameterError
 from coulomb._support.progress import progress_bar
@@ -136,19 +136,14 @@ def train_in_folder(
         Also written into the folder.
     """
     folder = Path(folder)
-    run_folder.check_free(folder)
     described = {"name": corpus.name} | dict(data or {})
     config = run_folder.Config(
         settings, corpus.kind, corpus.classes, described, corpus.fingerprint()
     )
-    run_folder.write_run(folder, config, vocabulary)
-    return resume_folder(
-        folder,
-        corpus=corpus,
-        save_every=save_every,
-        progress=progress,
-        tensorboard=tensorboard,
-    )
+    with working_in(folder):
+        run_folder.check_free(folder)
+        run_folder.write_run(folder, config, vocabulary)
+        return _go_on(folder, config, corpus, save_every, progress, tensorboard)
 
 
 def resume_folder(
@@ -176,10 +171,23 @@ def resume_folder(
         The weights an uninterrupted run would have; of a finished run, what it has.
     """
     folder = Path(folder)
-    config, store = run_folder.read_config(folder), Store(folder)
-    metrics = folder / run_folder.METRICS
-    if metrics.is_file():
-        return Trained(store.best(), run_folder.read_json(metrics), store.history())
+    config = run_folder.read_config(folder)
+    with working_in(folder):
+        return _go_on(folder, config, corpus, save_every, progress, tensorboard)
+
+
+def _go_on(
+    folder: Path,
+    config: run_folder.Config,
+    corpus: Corpus | None,
+    save_every: int,
+    progress: bool | None,
+    tensorboard: bool,
+) -> Trained:
+    store, metrics = Store(folder), folder / run_folder.METRICS
+    if metrics.exists():
+        found = run_folder.read_metrics(folder)
+        return Trained(store.best(), found, store.history())
     trained = train(
         run_folder.load_corpus(folder, config, corpus),
         config.settings,
@@ -325,12 +333,13 @@ class Trainer:
         found = self.store.load()
         aligned = 0
         if found is not None:
-            try:
-                self.now = Progress(**found.facts)
-            except TypeError as error:
-                raise FileFormatError(f"{CHECKPOINT} is damaged: {error}.") from error
+            self.now = self._progress(found.facts)
             tensors = self._tensors()
             check_tensors(CHECKPOINT, found.tensors, tensors)
+            for name in tensors:
+                counts = name.endswith((".step", ".begun"))
+                if counts and not 0 <= float(found.tensors[name]) <= self.total:
+                    raise FileFormatError(f"{CHECKPOINT} is damaged: see {name!r}.")
             weights = {k: found.tensors[f"model.{k}"] for k in self.model.state_dict()}
             self.model.load_state_dict(weights)
             for name, value in tensors.items():
@@ -339,6 +348,26 @@ class Trainer:
             if self.align_at is not None and file is not None and file.is_file():
                 aligned = load_run(file).state.step
         self.store.forget_after(self.now.step, aligned)
+
+    def _progress(self, facts: Mapping[str, Any]) -> Progress:
+        """Read what a checkpoint counts; a wrong type, sign or size is refused."""
+        most = {"step": self.total, "best_epoch": self.total, "tokens": math.inf}
+        best, alignment = facts.get("best"), facts.get("alignment")
+        fine = {
+            "aligned": isinstance(facts.get("aligned"), bool),
+            "alignment": isinstance(alignment, dict | None),
+            "best": best is None or _is_number(best, float, -math.inf),
+        }
+        for name in ("loss", "seconds", "spent"):
+            fine[name] = _is_number(facts.get(name), float)
+        for name, limit in most.items():
+            fine[name] = _is_number(facts.get(name), int) and facts[name] <= limit
+        wrong = [name for name, holds in fine.items() if not holds]
+        for name in (*wrong, *(set(facts) - set(fine))):
+            raise FileFormatError(
+                f"{CHECKPOINT} is damaged: `{name}` cannot be {facts.get(name)!r:.60}."
+            )
+        return Progress(**facts)
 
     def _save(self) -> None:
         self.store.save(Checkpoint(self._tensors(), dict(vars(self.now))))
@@ -501,6 +530,12 @@ class Trainer:
             "notes": list(corpus.notes),
         }
         return Trained(weights, metrics, self.store.history())
+
+
+def _is_number(value: Any, kind: type, at_least: float = 0) -> bool:
+    kinds = int if kind is int else int | float
+    real = isinstance(value, kinds) and not isinstance(value, bool)
+    return real and at_least <= value < math.inf
 
 
 def learning_rate(settings: TrainSettings, step: int, total: int) -> float:

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from coulomb._support.archive import read_archive
 from coulomb._support.checks import check_count, check_real
-from coulomb._support.errors import ParameterError
+from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb._support.streams import make_generator
 from coulomb.attention.align.problem import (
     MOVES,
@@ -437,6 +437,13 @@ def _init_run(
     stats = DriftStats.of(positions)
     norms = (_mean_norm(read), _mean_norm(positions))
     if "align.seed" in extra:
+        sizes = {"align.seed": (), "align.noise": (), "align.norms": (2,)}
+        sizes |= dict.fromkeys(("align.start", "align.drift"), tuple(read.shape))
+        for name, size in sizes.items():
+            if name not in extra or tuple(extra[name].shape) != size:
+                raise FileFormatError(
+                    f"{resume} is a damaged run: {name!r} must have the shape {size}."
+                )
         if int(extra["align.seed"]) != problem.seed:
             raise ParameterError(
                 f"`seed` must be {int(extra['align.seed'])}, as in the run that is "
@@ -454,7 +461,13 @@ def _init_run(
                 f"`resume` must hold {name!r}, which `also` moves; it does not. Write "
                 "it with AlignmentResult.save."
             )
-        network.free[name] = extra[f"align.free.{name}"].to(network.free[name])
+        given, free = extra[f"align.free.{name}"], network.free[name]
+        if given.shape != free.shape:
+            raise FileFormatError(
+                f"{resume} is a damaged run: {name!r} must have the shape "
+                f"{tuple(free.shape)}; got {tuple(given.shape)}."
+            )
+        network.free[name] = given.to(free)
     return run, stats, norms
 
 

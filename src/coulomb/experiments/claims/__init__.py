@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from coulomb._support.errors import CoulombError
 from coulomb._support.stats import Difference
 from coulomb.experiments.paper import paper_table
 from coulomb.experiments.records import Record
@@ -80,8 +81,14 @@ def all_claims() -> list[Claim]:
     ]
 
 
-def judge_claims(evidence: Evidence) -> list[Result]:
+_BROKEN = (CoulombError, ArithmeticError, LookupError, TypeError, ValueError)
+
+
+def judge_claims(evidence: Evidence, problems: list[str] | None = None) -> list[Result]:
     """Hold every claim against the records.
+
+    A test that the records of its experiment break is told to `problems` if that is a
+    list, and its claim is not tested.
 
     Examples
     --------
@@ -91,15 +98,22 @@ def judge_claims(evidence: Evidence) -> list[Result]:
     results = []
     for claim in all_claims():
         records = evidence.get(claim.needs)
-        note = f"Needs `coulomb reproduce {claim.needs}`."
-        untested = Finding("", None, Verdict.UNTESTED, note)
-        findings = (
-            replace(
-                (claim.test(records, constants) if records else None) or untested,
-                constants=constants,
-            )
-            for constants in claim.constants
-        )
+        findings = []
+        for constants in claim.constants:
+            found, note = None, f"Needs `coulomb reproduce {claim.needs}`."
+            try:
+                if records:
+                    found = claim.test(records, constants)
+            except _BROKEN as error:
+                if problems is None:
+                    raise
+                note = f"A record lacks what it needs ({error!r:.120})."
+                problem = f"{claim.needs}: its claims could not be judged. {note}"
+                if problem not in problems:
+                    problems.append(problem)
+            if found is None:
+                found = Finding("", None, Verdict.UNTESTED, note)
+            findings.append(replace(found, constants=constants))
         results.append(Result(claim, tuple(findings)))
     return results
 

@@ -5,12 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from coulomb._support.errors import CoulombError
 from coulomb.experiments.claims import Finding, Result, Verdict, judge_claims, words
 from coulomb.experiments.paper import check_paper
 from coulomb.experiments.records import Record
 from coulomb.experiments.summary import gather
-from coulomb.report.rows import clean
 from coulomb.report.tables import Column, Header, Table, tabulate
 
 _WITH = {
@@ -18,14 +16,13 @@ _WITH = {
     "default": "With our defaults",
     "tables": "In the paper’s own tables",
 }
-_BROKEN = (CoulombError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def view_claims(
     records: Mapping[str, Sequence[Record]], problems: list[str]
 ) -> dict[str, Any]:
     """Hold the claims against the records; what the page's template shows of them."""
-    results = _judge(records, problems)
+    results = judge_claims(records, problems)
     found = [finding for result in results for finding in result.findings]
     parts = gather(found, lambda finding: finding.constants)
     return {
@@ -35,24 +32,6 @@ def view_claims(
         "csv": _table(results).csv,
         "checks": _checks(),
     }
-
-
-def _judge(
-    records: Mapping[str, Sequence[Record]], problems: list[str]
-) -> list[Result]:
-    """Judge with the records of every experiment that can be judged."""
-    sound = {}
-    for name, part in records.items():
-        try:
-            judge_claims({name: part})
-        except _BROKEN as error:
-            problems.append(
-                f"{clean(name)}: its claims could not be judged, because a record "
-                f"lacks something they need ({clean(repr(error), 120)})."
-            )
-        else:
-            sound[name] = part
-    return judge_claims(sound)
 
 
 def _bar(label: str, findings: Sequence[Finding]) -> dict[str, Any]:
