@@ -9,13 +9,14 @@ STAMP := $(VENV)/.installed
 export MPLCONFIGDIR := $(CURDIR)/$(VENV)/matplotlib
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all check bench docs clean
+.PHONY: help install run test test-all check attack bench docs clean
 
 help:
 	@echo "make run     install into $(VENV) and run the demonstration"
 	@echo "make test    install into $(VENV) and run the tests"
 	@echo "make test-all  the same, and tests of more than 20 seconds"
 	@echo "make check   linters, types, import contracts"
+	@echo "make attack  KILLS=100 kills of commands, FILES=500 hostile files"
 	@echo "make bench   speed and accuracy against peers, as ratios"
 	@echo "make docs    check the documentation's code and links"
 
@@ -44,6 +45,11 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+KILLS ?= 100
+FILES ?= 500
+attack: install
+	KILLS=$(KILLS) FILES=$(FILES) $(BIN)/python -m pytest tests/attack -rP --numprocesses 2
 
 bench: install
 	$(BIN)/python benchmarks/dynamics.py

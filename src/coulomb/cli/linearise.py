@@ -200,4 +200,11 @@ def _load(folder: Path) -> tuple[Any, Any]:
         if not hasattr(kind, "from_pretrained"):
             kind = module.AutoModel
         model = load_weights(kind, folder)
-        return model, module.AutoTokenizer.from_pretrained(folder, **LOCAL)
+        tokenizer = module.AutoTokenizer.from_pretrained(folder, **LOCAL)
+        rows = len(model.get_input_embeddings().weight)
+        if len(tokenizer) > rows:
+            raise FileFormatError(
+                f"{folder}: {len(tokenizer)} tokens, but the model has {rows}."
+            )
+        tokenizer("A text, to see that it can be cut.")
+        return model, tokenizer

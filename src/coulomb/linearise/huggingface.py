@@ -83,8 +83,11 @@ def load_weights(kind: Any, folder: Path, **options: Any) -> Any:
         folder, use_safetensors=True, output_loading_info=True, **LOCAL, **options
     )
     lost = [name for name in told["missing_keys"] if "pooler" not in name]
+    lost += [str(name) for name in told["mismatched_keys"]]
     if lost:
-        raise FileFormatError(f"{folder}: the weights have no {sorted(lost)[0]!r}.")
+        raise FileFormatError(
+            f"{folder}: the weights lack, or have in another shape, {lost[0]!r}."
+        )
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise FileFormatError(f"{folder}: {name!r} has values that are not finite.")

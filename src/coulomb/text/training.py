@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coulomb._support.archive import working_in, write_json
+from coulomb._support.archive import plain, working_in, write_json
 from coulomb._support.checks import check_count
 from coulomb._support.errors import DivergedError, FileFormatError, ParameterError
 from coulomb._support.progress import progress_bar
@@ -355,7 +355,9 @@ class Trainer:
         best, alignment = facts.get("best"), facts.get("alignment")
         fine = {
             "aligned": isinstance(facts.get("aligned"), bool),
-            "alignment": isinstance(alignment, dict | None),
+            # What is not finite would be None in plain data.
+            "alignment": isinstance(alignment, dict | None)
+            and plain(alignment) == alignment,
             "best": best is None or _is_number(best, float, -math.inf),
         }
         for name in ("loss", "seconds", "spent"):

@@ -1,0 +1,212 @@
+"""Hostile files: a right answer or one sentence, and never anything else.
+
+A file is made from a good one by changing one field, one tensor or some bytes, and
+given to every verb that reads it. `make attack FILES=500` tries more of them.
+"""
+
+import json
+import os
+import random
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from attack_cases import SECONDS, Child, flags, run_cli, write_data, write_encoder
+from hostile import mutants, put
+
+from coulomb import CoulombSampler
+from coulomb._support.errors import CoulombError
+from coulomb.experiments.runner import write_sample
+from coulomb.linearise import load_pretrained
+
+FILES = int(os.environ.get("FILES", "25"))
+MEMORY = 2**34  # bytes of address space that a child may ask for
+
+pytest.importorskip("transformers")
+
+
+def api(call):
+    """A call of the library that ends as the command line does."""
+    try:
+        call()
+    except CoulombError as error:
+        import sys
+
+        print(f"coulomb: {error}".encode("utf-8", "replace").decode(), file=sys.stderr)
+        return 2
+    return 0
+
+
+def read_estimator(path):
+    features = CoulombSampler.load(path).transform(np.ones((2, 3)))
+    if not np.isfinite(features).all():
+        raise ArithmeticError("features are not finite")
+
+
+def read_encoder(folder):
+    model = load_pretrained(folder)
+    with torch.no_grad():
+        out = model(torch.ones(1, 4, dtype=torch.long)).last_hidden_state
+    if not bool(out.isfinite().all()):
+        raise ArithmeticError("outputs are not finite")
+
+
+def tiny_train(box, file, *options):
+    columns = "--text", "review", "--label", "sentiment"
+    short = flags(epochs=1, align_after=0, align_epochs=0.0)
+    return run_cli(
+        "train", box / file, *columns, "--out", box / "new", *short, *options
+    )
+
+
+RUN = {
+    "predict": lambda box: run_cli("predict", box / "run", "a fine film"),
+    "runs": lambda box: run_cli("runs", box),
+    "go on": lambda box: run_cli("train", "--resume", box / "run"),
+    "evaluate": lambda box: run_cli("evaluate", box / "run", "--json"),
+}
+PART = {"go on": lambda box: run_cli("train", "--resume", box / "part")}
+DIAGNOSE = {"diagnose": lambda box: run_cli("diagnose", box / "run", "--twins", 2)}
+RESULTS = {
+    "claims": lambda box: run_cli("claims", box / "results"),
+    "report": lambda box: run_cli("report", box / "results"),
+}
+LINEARISE = {
+    "kernels": lambda box: run_cli(
+        "kernels", box / "bert", "--texts", box / "texts.txt",
+        "--n-features", "2", "--steps", 0, "--max-tokens", 64,
+    )
+}  # fmt: skip
+READERS = {
+    "run/config.json": RUN | DIAGNOSE,
+    "run/metrics.json": RUN,
+    "run/history.jsonl": {"go on": RUN["go on"]},
+    "run/vocabulary.json": RUN,
+    "run/weights.safetensors": RUN,
+    "run/start.safetensors": DIAGNOSE,
+    "run/particles.safetensors": DIAGNOSE,
+    "part/checkpoint.safetensors": PART,
+    "part/history.jsonl": PART,
+    "part/config.json": PART,
+    "part/particles.safetensors": PART,
+    "results/noise/records.jsonl": RESULTS,
+    "results/noise/frames.json": {"report": RESULTS["report"]},
+    "features.safetensors": {
+        "load": lambda box: api(lambda: read_estimator(box / "features.safetensors"))
+    },
+    "reviews.csv": {"train": lambda box: tiny_train(box, "reviews.csv")},
+    "rows.jsonl": {"train": lambda box: tiny_train(box, "rows.jsonl")},
+    "rows.parquet": {"train": lambda box: tiny_train(box, "rows.parquet")},
+    "settings.toml": {
+        "train": lambda box: tiny_train(
+            box, "reviews.csv", "--config", box / "settings.toml"
+        )
+    },
+    "words.json": {
+        "train": lambda box: tiny_train(
+            box, "reviews.csv", "--vocabulary", box / "words.json"
+        )
+    },
+    "bert/config.json": LINEARISE,
+    "bert/tokenizer.json": LINEARISE,
+    "bert/tokenizer_config.json": LINEARISE,
+    "bert/model.safetensors": LINEARISE,
+    "fast/config.json": {
+        "load": lambda box: api(lambda: read_encoder(box / "fast")),
+    },
+    "fast/model.safetensors": {
+        "load": lambda box: api(lambda: read_encoder(box / "fast")),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory):
+    """One good file of every format."""
+    import pyarrow
+    import pyarrow.parquet
+
+    folder = tmp_path_factory.mktemp("good")
+    write_data(folder)
+    rows = [{"review": "a fine film", "sentiment": "pos"}] * 12
+    rows += [{"review": "a dull film", "sentiment": "neg"}] * 12
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "rows.jsonl").write_text(text)
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist(rows), folder / "rows.parquet"
+    )
+    (folder / "settings.toml").write_text('preset = "default"\nlr = 1e-3\nseed = 2\n')
+    columns = "--text", "review", "--label", "sentiment"
+    out = folder / "run"
+    assert (
+        run_cli("train", folder / "reviews.csv", *columns, "--out", out, *flags()) == 0
+    )
+    shutil.copy(out / "vocabulary.json", folder / "words.json")
+    shutil.copytree(out, folder / "part")
+    (folder / "part" / "metrics.json").unlink()
+    for path in (out, folder / "part"):
+        assert (path / "checkpoint.safetensors").exists()
+    write_sample(folder / "results", ["noise"])
+    records = folder / "results" / "noise" / "records.jsonl"
+    records.write_text("".join(records.read_text().splitlines(keepends=True)[:8]))
+    X = np.random.default_rng(0).normal(size=(40, 3))
+    model = CoulombSampler(6, max_iter=3, random_state=0).fit(X, X[:, 0] > 0)
+    model.save(folder / "features.safetensors")
+    write_encoder(folder / "bert")
+    assert (
+        run_cli(
+            "linearise", folder / "bert", "--texts", folder / "texts.txt",
+            "--out", folder / "fast", "--n-features", 4, "--steps", 2,
+            "--distil-steps", 0,
+        )
+        == 0
+    )  # fmt: skip
+    return folder
+
+
+def attack(box, folder, file, name, data, reader):
+    """Give one bad file to one reader; say what went wrong, if anything did."""
+    here = folder / "box"
+    shutil.copytree(box, here)
+    put(here / file, name, data)
+    (folder / "outside").write_text("untouched")
+    child = Child(lambda: reader(here), folder, memory=MEMORY)
+    code = child.wait(SECONDS)
+    if code is None:
+        child.kill()
+        child.wait(SECONDS)
+        return "hangs"
+    told, printed = child.told(), child.printed()
+    names = {path.name for path in folder.iterdir()}
+    problem = ""
+    if "Traceback" in told or code not in (0, 1, 2):
+        problem = f"ends with {code}: {told[-600:]}"
+    elif code and "coulomb: " not in told:
+        problem = f"ends with {code} and says nothing"
+    elif "\x1b" in told + printed:
+        problem = "passes escape bytes on"
+    elif "NaN" in printed or "Infinity" in printed:
+        problem = "prints what is not a number"
+    elif names != {"box", "outside", "stdout", "stderr"}:
+        problem = f"writes {names}"
+    shutil.rmtree(here)
+    return problem
+
+
+@pytest.mark.parametrize("file", READERS)
+def test_hostile_files(file, box, tmp_path):
+    draw = random.Random(file)
+    every = [
+        (name, data, verb)
+        for name, data in mutants(box / file)
+        for verb in READERS[file]
+    ]
+    some = draw.sample(every, min(len(every), -(-FILES // len(READERS))))
+    problems = []
+    for name, data, verb in some:
+        found = attack(box, tmp_path, file, name, data, READERS[file][verb])
+        if found:
+            problems.append(f"{file}, {name}, {verb}: {found}")
+    print(f"{file}: {len(some)} of {len(every)} tried, {len(problems)} problems")
+    assert not problems, "\n\n".join(problems)

@@ -1,0 +1,124 @@
+"""Commands that are killed, at random moments and at every rename and flush.
+
+They are begun again until they end: with what an undisturbed one gives, and with no
+file left behind that it would not have. `make attack KILLS=100` kills more often.
+"""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+from attack_cases import (
+    JOBS,
+    STOPPED,
+    Child,
+    dying_at,
+    outcome,
+    write_data,
+    write_encoder,
+)
+
+KILLS = int(os.environ.get("KILLS", "5"))
+MOMENTS = 40  # renames and flushes of a small command, about
+
+pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_data(folder)
+    write_encoder(folder / "bert")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """Run a command undisturbed, once; give its end and how long it took."""
+    known = {}
+
+    def run(name):
+        if name not in known:
+            folder = tmp_path_factory.mktemp(name)
+            # Here, not in a child, so that children find the loops compiled.
+            assert JOBS[name](data, folder / "out") == 0
+            again = tmp_path_factory.mktemp(name)
+            began = time.monotonic()
+            child = Child(lambda: JOBS[name](data, again / "out"), again)
+            assert child.wait(60) == 0, child.told()
+            seconds = time.monotonic() - began
+            expected = outcome(folder / "out")
+            assert outcome(again / "out") == expected
+            known[name] = expected, seconds
+        return known[name]
+
+    return run
+
+
+def killed_until_it_ends(name, data, folder, seconds, kills, moments):
+    """Kill a command so often, and let it end; give how often it was hit."""
+
+    def target():
+        return JOBS[name](data, folder / "out")
+
+    hits = 0
+    for kill in range(kills):
+        place, after = moments.randint(1, MOMENTS), moments.random() < 0.5
+        if kill % 2:
+            child = Child(dying_at(target, place, after=after), folder)
+        else:
+            child = Child(target, folder)
+            if child.wait(moments.uniform(0, seconds)) is None:
+                child.kill()
+        code = child.wait(60)
+        assert code in (0, -signal.SIGKILL), child.told()
+        hits += code != 0
+        if code == 0:
+            break
+    child = Child(target, folder)
+    code = child.wait(60)
+    told = child.told()
+    # A command that was over before the last attempt has nothing left to do.
+    over = name == "linearise" and "must be a new or empty folder" in told
+    assert code == 0 or over, told
+    return hits
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_killed_commands_end_as_if_nothing_had_happened(name, data, whole, tmp_path):
+    expected, seconds = whole(name)
+    moments = random.Random(name)
+    wanted = max(1, KILLS // len(JOBS))
+    hits = chains = 0
+    while hits < wanted and chains < 10 * wanted:
+        folder = tmp_path / str(chains)
+        folder.mkdir()
+        some = min(4, wanted - hits)
+        hits += killed_until_it_ends(name, data, folder, seconds, some, moments)
+        found = outcome(folder / "out")
+        assert found.keys() == expected.keys()
+        for file in expected:
+            assert found[file] == expected[file], file
+        chains += 1
+    assert hits >= wanted
+    print(f"{name}: {hits} kills, {chains} runs, all equal, nothing left behind")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", ["csv", "linearise", "reproduce"])
+def test_signals_end_in_one_sentence(name, number, data, whole, tmp_path):
+    expected, seconds = whole(name)
+    child = Child(lambda: JOBS[name](data, tmp_path / "out"), tmp_path)
+    assert child.wait(0.4 * seconds) is None
+    child.kill(number)
+    assert child.wait(20) == 128 + number in STOPPED
+    lines = child.told().strip().splitlines()
+    assert lines[-1].startswith("coulomb: stopped.")
+    assert "Traceback" not in child.told()
+    if (tmp_path / "out" / "config.json").exists() and name == "csv":
+        assert f"coulomb train --resume {tmp_path / 'out'}" in lines[-1]
+    child = Child(lambda: JOBS[name](data, tmp_path / "out"), tmp_path)
+    assert child.wait(60) == 0, child.told()
+    assert outcome(tmp_path / "out") == expected
