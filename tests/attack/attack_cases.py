@@ -106,8 +106,8 @@ class Child:
         return self.out.read_text(encoding="utf-8", errors="replace")
 
 
-def dying_at(target, count, *, after):
-    """Make what is killed before, or after, its `count`-th rename or flush."""
+def dying_at(target, count, *, after, number=signal.SIGKILL):
+    """Make what gets a signal before, or after, its `count`-th rename or flush."""
 
     def run():
         left = [count]
@@ -116,10 +116,10 @@ def dying_at(target, count, *, after):
             def made(*arguments, **options):
                 left[0] -= 1
                 if left[0] == 0 and not after:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    os.kill(os.getpid(), number)
                 result = call(*arguments, **options)
                 if left[0] == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    os.kill(os.getpid(), number)
                 return result
 
             return made

@@ -186,7 +186,7 @@ def attack(box, folder, file, name, data, reader):
         problem = f"ends with {code} and says nothing"
     elif "\x1b" in told + printed:
         problem = "passes escape bytes on"
-    elif "NaN" in printed or "Infinity" in printed:
+    elif printed.startswith("{") and ("NaN" in printed or "Infinity" in printed):
         problem = "prints what is not a number"
     elif names != {"box", "outside", "stdout", "stderr"}:
         problem = f"writes {names}"

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 import platform
 from collections.abc import Iterable, Mapping
@@ -18,6 +17,7 @@ from coulomb._support.errors import CoulombError, FileFormatError
 Job = dict[str, Any]
 """Plain data that say all about a piece of work: method, constants, seed, trial, ..."""
 
+_LARGEST = 1e100  # of a metric; what is beyond cannot be averaged or drawn
 FILE = "records.jsonl"
 FRAMES = "frames.json"
 
@@ -120,7 +120,7 @@ def load_records(path: Path, problems: list[str] | None = None) -> list[Record]:
     path
         A file of records, or a folder that holds one.
     problems
-        A list that is told which metrics are no finite numbers; they are left out.
+        A list that is told which metrics are no numbers of use; they are left out.
 
     Returns
     -------
@@ -204,7 +204,7 @@ def _read_line(place: str, line: bytes, problems: list[str] | None) -> Record:
     for name in ("metrics", "seconds"):
         for metric, value in list(content[name].items()):
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is None or (number and math.isfinite(value)):
+            if value is None or (number and abs(value) < _LARGEST):
                 continue
             del content[name][metric]
             if problems is not None:

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -306,7 +307,12 @@ def plain_label(label: Any, row: int) -> Any:
         return tuple(plain_label(part, row) for part in label)
     if isinstance(label, np.generic):
         label = label.item()
-    if label is None or label == "" or label != label:
+    if not isinstance(label, Hashable):
+        raise ParameterTypeError(
+            f"Row {row}: a label must be a string or a number; got {label!r:.60}."
+        )
+    infinite = isinstance(label, float) and not math.isfinite(label)
+    if label is None or label == "" or infinite:
         raise ParameterError(
             f"Row {row}: the label is missing. Fill it in, or drop the row."
         )
