@@ -11,7 +11,7 @@ from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
-from coulomb._support.checks import check_count, check_member, check_real
+from coulomb._support.checks import check_count, check_member, check_memory, check_real
 from coulomb._support.errors import ParameterError
 from coulomb._support.streams import make_generator
 from coulomb.domains import AbstractDomain, Ball, domains
@@ -48,6 +48,7 @@ _MOST_NUMBERS = 50_000_000
 # Rows that partial_fit remembers.
 _MOST_ROWS = 20_000
 _FULL_BATCH, _BATCH = 20_000, 4096
+_STRONGEST = 1e8  # of a repulsion beside which labels do not vanish in rounding
 _CHOICES = {
     "resample": ("uniform", "gibbs"),
     "stopping": ("settled", "held-out"),
@@ -325,6 +326,7 @@ class CoulombSampler(AbstractFourierSampler):
         with self._all_or_nothing():
             settings = resolve_settings(self, draw_seed(self.random_state))
             rows, y, weight = self._fit_input(X, y, sample_weight)
+            self._check_sizes(settings)
             target = read_target(y, target=self.target)
             self._reservoir: RowReservoir | None = None
             self._learned: Learned | None = None
@@ -363,6 +365,7 @@ class CoulombSampler(AbstractFourierSampler):
                 self._seed = draw_seed(self.random_state)
                 settings = resolve_settings(self, self._seed)
                 rows, y, weight = self._fit_input(X, y, sample_weight)
+                self._check_sizes(settings)
                 self._learned = None
                 known = read_target(y, target=self.target, classes=classes)
                 self._classes = known.classes
@@ -467,6 +470,17 @@ class CoulombSampler(AbstractFourierSampler):
         twin.random_weights_ = twin._embed(positions[found.chosen.numpy()].T)
         twin.n_pursued_ = 0
         return twin
+
+    def _check_sizes(self, settings: LearningSettings) -> None:
+        """Check what can only be checked beside the data."""
+        dim = self.n_features_in_
+        if not isinstance(self.coordinates, str) and self.coordinates > dim:
+            raise ParameterError(
+                f"`coordinates` must be at most the {dim} columns of `X`; got "
+                f"{self.coordinates}. Lower it, or use 'all'."
+            )
+        count = max(settings.n_particles, settings.n_candidates or 0)
+        check_memory("n_particles and n_candidates", 32 * dim * count)
 
     def _features(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
@@ -631,7 +645,9 @@ def resolve_settings(sampler: Any, seed: int) -> LearningSettings:
         interaction=_build(
             "interaction", sampler.interaction, AbstractInteraction, interactions
         ),
-        strength=check_real("interaction_strength", strength, at_least=0),
+        strength=check_real(
+            "interaction_strength", strength, at_least=0, at_most=_STRONGEST
+        ),
         domain=_build("domain", sampler.domain, AbstractDomain, domains),
         clip=check_real("clip", sampler.clip, above=0, infinite=True),
         prior=bool(sampler.prior),

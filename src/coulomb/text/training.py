@@ -137,7 +137,7 @@ def train_in_folder(
     """
     folder = Path(folder)
     run_folder.check_free(folder)
-    described = {"name": corpus.name} | dict(data or {})
+    described = {"name": corpus.name, "pairs": corpus.pairs} | dict(data or {})
     config = run_folder.Config(
         settings, corpus.kind, corpus.classes, described, corpus.fingerprint()
     )
