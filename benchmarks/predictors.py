@@ -37,9 +37,9 @@ from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.svm import SVC
-from tables import DEVELOPMENT, FRESH
 
 from coulomb import CoulombClassifier, CoulombRegressor
+from tables import DEVELOPMENT, FRESH
 
 OURS = "coulomb"
 MOST_ROWS = 6000  # of training and test together

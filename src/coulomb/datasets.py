@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, ndtr
 from sklearn.model_selection import train_test_split
 
-from coulomb._support.checks import check_count, check_real
+from coulomb._support.checks import check_count, check_real, check_seed
 from coulomb._support.errors import ParameterError
 
 Floats = NDArray[np.float64]
@@ -83,7 +83,7 @@ def make_synthetic(
     n = check_count("n_samples", n_samples, at_least=2)
     p = check_count("n_features", n_features, at_least=5)
     noise = check_real("noise", noise, at_least=0)
-    seed = check_count("seed", seed, at_least=0)
+    seed = check_seed("seed", seed)
     trial = check_count("trial", trial, at_least=0)
     design = np.random.default_rng(seed)
     X = design.normal(size=(n, p))

@@ -1,15 +1,24 @@
-"""Checks of arguments, each with one sentence for the user: numbers, counts, names."""
+"""Checks of arguments: numbers, counts, seeds, memory, labels and names."""
 
 import math
-from collections.abc import Callable, Collection, Iterator
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any, Generic, TypeVar
 
-from coulomb._support.errors import ParameterError, ParameterTypeError, unknown_name
+from coulomb._support.errors import (
+    ParameterError,
+    ParameterTypeError,
+    shown,
+    unknown_name,
+)
 
 Member = TypeVar("Member")
 Registered = TypeVar("Registered", bound=Callable[..., Any])
+
+# No count of steps, rows or features is meant to be larger.
+_MOST = 2**31 - 1
 
 
 def check_real(
@@ -31,10 +40,13 @@ def check_real(
     coulomb._support.errors.ParameterError: `step_size` must be positive; got -0.1.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise ParameterTypeError(f"`{name}` must be a number; got {value!r}.")
-    number = float(value)
+        raise ParameterTypeError(f"`{name}` must be a number; got {shown(value)}.")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.nan
     if math.isnan(number) or (math.isinf(number) and not infinite):
-        raise ParameterError(f"`{name}` must be finite; got {value!r}.")
+        raise ParameterError(f"`{name}` must be finite; got {shown(value)}.")
     rules = (
         (above is None or number > above, "greater than", above),
         (at_least is None or number >= at_least, "at least", at_least),
@@ -45,11 +57,13 @@ def check_real(
         if not holds:
             positive = words == "greater than" and bound == 0
             rule = "positive" if positive else f"{words} {bound:g}"
-            raise ParameterError(f"`{name}` must be {rule}; got {value!r}.")
+            raise ParameterError(f"`{name}` must be {rule}; got {shown(value)}.")
     return number
 
 
-def check_count(name: str, value: Any, *, at_least: int = 1) -> int:
+def check_count(
+    name: str, value: Any, *, at_least: int = 1, at_most: int = _MOST
+) -> int:
     """Return `value` as an int, or say that it must be a whole number.
 
     Examples
@@ -59,10 +73,79 @@ def check_count(name: str, value: Any, *, at_least: int = 1) -> int:
     coulomb._support.errors.ParameterError: `n_components` must be at least 1; got 0.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ParameterTypeError(f"`{name}` must be a whole number; got {value!r}.")
-    if value < at_least:
-        raise ParameterError(f"`{name}` must be at least {at_least}; got {value!r}.")
-    return int(value)
+        raise ParameterTypeError(
+            f"`{name}` must be a whole number; got {shown(value)}."
+        )
+    number = int(value)
+    if not at_least <= number <= at_most:
+        rule = f"at least {at_least}" if number < at_least else f"at most {at_most}"
+        raise ParameterError(f"`{name}` must be {rule}; got {shown(number)}.")
+    return number
+
+
+def check_seed(name: str, value: Any, *, at_most: int = 2**63 - 1) -> int:
+    """Return a seed as an int; torch's generators take 63 bits.
+
+    Examples
+    --------
+    >>> check_seed("seed", -1)
+    Traceback (most recent call last):
+    coulomb._support.errors.ParameterError: `seed` must be at least 0; got -1.
+    """
+    return check_count(name, value, at_least=0, at_most=at_most)
+
+
+def check_memory(name: str, n_bytes: int) -> None:
+    """Refuse what the memory of this machine cannot hold, before it is asked for.
+
+    Examples
+    --------
+    >>> check_memory("n_components", 10**15)
+    Traceback (most recent call last):
+    coulomb._support.errors.ParameterError: `n_components` must fit into memory, ...
+    """
+    try:
+        most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # not on every system
+        return
+    if n_bytes > most > 0:
+        raise ParameterError(
+            f"`{name}` must fit into memory, {most // 2**30} GiB here; got values that "
+            f"need {n_bytes // 2**30} GiB. Lower it."
+        )
+
+
+def check_labels(name: str, values: Iterable[Any], *, mixed: bool = False) -> None:
+    """Refuse labels that are missing, or not all numbers or all strings if not mixed.
+
+    Examples
+    --------
+    >>> check_labels("y", ["a", "b", 3])
+    Traceback (most recent call last):
+    coulomb._support.errors.ParameterTypeError: `y` must hold only numbers or only
+    strings; got 'a' and 3. Convert them to one kind.
+    """
+    first: dict[type, Any] = {}
+    for row, value in enumerate(values):
+        value = value.item() if hasattr(value, "item") else value
+        if value is None or (isinstance(value, Real) and value != value):
+            raise ParameterError(
+                f"`{name}` must have a label in every row; got {value!r} in row {row}. "
+                "Fill it in, or drop the row."
+            )
+        kind = next((k for k in (str, bytes, Real) if isinstance(value, k)), None)
+        if kind is None or (isinstance(value, int) and value.bit_length() > 63):
+            raise ParameterTypeError(
+                f"`{name}` must hold numbers of at most 63 bits or strings; got "
+                f"{shown(value)} in row {row}. Convert the labels first."
+            )
+        first.setdefault(kind, value)
+        if len(first) > 1 and not mixed:
+            one, other = map(shown, first.values())
+            raise ParameterTypeError(
+                f"`{name}` must hold only numbers or only strings; got {one} and "
+                f"{other}. Convert them to one kind."
+            )
 
 
 def check_member(name: str, value: object, known: Collection[str]) -> None:
@@ -121,6 +204,10 @@ class Registry(Generic[Member]):
 
 def sequence_bounds(cu_seqlens: Any, tokens: int) -> tuple[tuple[int, int], ...]:
     """Read where each packed sequence starts and stops."""
+    if not hasattr(cu_seqlens, "is_floating_point"):
+        raise ParameterTypeError(
+            f"`cu_seqlens` must be a tensor; got {type(cu_seqlens).__name__}."
+        )
     if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point():
         raise ParameterTypeError(
             "`cu_seqlens` must be a vector of whole numbers; got "

@@ -24,6 +24,20 @@ class DivergedError(CoulombError, ArithmeticError):
     """Particles are not finite."""
 
 
+def shown(value: object) -> str:
+    """Write a value into a message: cut if it is long, whatever its `repr` does.
+
+    Examples
+    --------
+    >>> shown(10**6000), shown("a" * 100)[-5:]
+    ('a number of 19932 bits', 'aa...')
+    """
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def unknown_name(argument: str, name: object, known: Iterable[str]) -> ParameterError:
     """Build the error for a name that is not registered.
 
@@ -36,5 +50,5 @@ def unknown_name(argument: str, name: object, known: Iterable[str]) -> Parameter
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return ParameterError(
-        f"`{argument}` has no member {name!r}{hint} Known: {', '.join(names)}."
+        f"`{argument}` has no member {shown(name)}{hint} Known: {', '.join(names)}."
     )

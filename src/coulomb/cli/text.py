@@ -55,7 +55,9 @@ def _set_threads(count: int | None) -> None:
 
 Threads = Annotated[
     int | None,
-    Option(min=1, callback=_set_threads, help="Threads; 1 repeats to the bit."),
+    Option(
+        min=1, max=1024, callback=_set_threads, help="Threads; 1 repeats to the bit."
+    ),
 ]
 
 

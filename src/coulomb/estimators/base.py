@@ -23,8 +23,15 @@ from sklearn.utils.validation import (
 from torch import Tensor
 
 from coulomb._support.archive import read_archive, write_archive
-from coulomb._support.checks import check_count, check_member, check_real
-from coulomb._support.errors import FileFormatError, ParameterError
+from coulomb._support.checks import (
+    check_count,
+    check_labels,
+    check_member,
+    check_memory,
+    check_real,
+    check_seed,
+)
+from coulomb._support.errors import FileFormatError, ParameterError, shown
 from coulomb.domains import AbstractDomain, Ball, Box, Space, Sphere
 from coulomb.dynamics.initial import AbstractLaw, draw_phases
 from coulomb.features import AbstractFeatureMap, feature_maps
@@ -213,6 +220,7 @@ class AbstractFourierSampler(
         self._check_gamma()
         least = {"ensure_min_samples": 2} if self._supervised else {}
         X, y, weight = self._check_rows(X, y, sample_weight, **least)
+        check_memory("n_components", 16 * X.shape[1] * int(self.n_components))
         X, y, weight = drop_weightless(X, y, weight)
         columns = describe_columns(X, weight, standardize=self.standardize)
         self.mean_, self.scale_, self._varying = columns
@@ -257,7 +265,7 @@ class AbstractFourierSampler(
 
     def _check_gamma(self) -> None:
         if not is_name("gamma", self.gamma, *self._gammas):
-            check_real("gamma", self.gamma, above=0)
+            check_real("gamma", self.gamma, above=0, at_most=_SQUARABLE)
 
     def _resolve_gamma(self, X: Any, weight: np.ndarray) -> float:
         if not isinstance(self.gamma, str):
@@ -331,7 +339,16 @@ def is_name(argument: str, value: Any, *known: str) -> bool:
 
 def draw_seed(random_state: Any) -> int:
     """Turn scikit-learn's seed, generator or None into one number."""
-    return int(check_random_state(random_state).randint(2**31 - 1))
+    if isinstance(random_state, int | np.integer):
+        check_seed("random_state", random_state, at_most=2**32 - 1)
+    try:
+        source = check_random_state(random_state)
+    except ValueError as error:
+        raise ParameterError(
+            "`random_state` must be None, a whole number or a numpy.random.RandomState;"
+            f" got {shown(random_state)}."
+        ) from error
+    return int(source.randint(2**31 - 1))
 
 
 class Columns(NamedTuple):
@@ -433,11 +450,18 @@ def read_target(y: Any, *, target: str = "auto", classes: Any = None) -> Target:
     """
     check_member("target", target, _TARGETS)
     y = np.asarray(y)
+    if y.dtype.kind not in "biufSU" or target == "number":
+        check_labels("y", y.tolist())
+    if target == "number" and y.dtype.kind not in "biuf":
+        raise ParameterError(
+            f"`y` must hold numbers with target='number'; got {shown(y[0])}."
+        )
     if target == "number" or (target == "auto" and _looks_measured(y)):
         return Target(y.astype(np.float64), None)
     found, codes = np.unique(y, return_inverse=True)
     if classes is None:
         return Target(codes, found)
+    check_labels("classes", np.asarray(classes).tolist())
     known = np.unique(np.asarray(classes))
     unknown = np.setdiff1d(found, known)
     if unknown.size:

@@ -12,7 +12,13 @@ from sklearn.svm import SVC
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from coulomb._support.checks import check_count, check_member, check_real
+from coulomb._support.checks import (
+    check_count,
+    check_labels,
+    check_member,
+    check_memory,
+    check_real,
+)
 from coulomb._support.errors import ParameterError, ParameterTypeError
 from coulomb._support.streams import make_generator
 from coulomb.dynamics.initial import Gaussian, Orthogonal
@@ -230,6 +236,7 @@ class ImportanceSampler(AbstractFourierSampler):
         with self._all_or_nothing():
             self._check_settings()
             X, y, weight = self._fit_input(X, y, sample_weight)
+            check_memory("n_candidates", 32 * X.shape[1] * self.n_candidates)
             labels = encode_target(y, weight, target=self.target)
             generator = make_generator(draw_seed(self.random_state))
             weights, offset = self._draw_features(
@@ -421,6 +428,8 @@ class MultipleKernelClassifier(ClassifierMixin, BaseEstimator):
         check_real("C", self.C, above=0)
         check_member("method", self.method, _METHODS)
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        if y.dtype.kind not in "biufSU":
+            check_labels("y", y.tolist())
         check_classification_targets(y)
         weight = np.ones(X.shape[0])
         labels = encode_target(y, weight, target="classes")

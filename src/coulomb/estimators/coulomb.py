@@ -12,6 +12,7 @@ from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
+from coulomb._support.checks import check_memory
 from coulomb._support.errors import ParameterError
 from coulomb._support.streams import make_generator
 from coulomb.domains import Ball
@@ -343,6 +344,7 @@ class CoulombSampler(AbstractFourierSampler):
         with self._all_or_nothing():
             settings = resolve_settings(self, draw_seed(self.random_state))
             rows, y, weight = self._fit_input(X, y, sample_weight)
+            self._check_sizes(settings)
             target = _read_target(y, self.target)
             self._reservoir: RowReservoir | None = None
             self._learned: Learned | None = None
@@ -382,6 +384,7 @@ class CoulombSampler(AbstractFourierSampler):
                 self._seed = draw_seed(self.random_state)
                 settings = resolve_settings(self, self._seed)
                 rows, y, weight = self._fit_input(X, y, sample_weight)
+                self._check_sizes(settings)
                 self._learned = None
                 known = (
                     _read_target(y, self.target)
@@ -491,6 +494,17 @@ class CoulombSampler(AbstractFourierSampler):
         twin.random_weights_ = twin._embed(positions[found.chosen.numpy()].T)
         twin.n_pursued_ = 0
         return twin
+
+    def _check_sizes(self, settings: LearningSettings) -> None:
+        """Check what can only be checked beside the data."""
+        dim = self.n_features_in_
+        if not isinstance(self.coordinates, str) and self.coordinates > dim:
+            raise ParameterError(
+                f"`coordinates` must be at most the {dim} columns of `X`; got "
+                f"{self.coordinates}. Lower it, or use 'all'."
+            )
+        count = max(settings.n_particles, settings.n_candidates or 0)
+        check_memory("n_particles and n_candidates", 32 * dim * count)
 
     def _features(self, X: Any) -> np.ndarray:
         check_is_fitted(self)

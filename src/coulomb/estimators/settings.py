@@ -19,6 +19,7 @@ from coulomb.objectives import Evidence, LeaveOneOut
 
 JOINT = {"evidence": Evidence, "leave-one-out": LeaveOneOut}
 _FULL_BATCH, _BATCH = 20_000, 4096
+_STRONGEST = 1e8  # of a repulsion beside which labels do not vanish in rounding
 _CHOICES = {
     "resample": ("uniform", "gibbs"),
     "stopping": ("settled", "held-out"),
@@ -123,7 +124,9 @@ def resolve_settings(sampler: Any, seed: int) -> LearningSettings:
         interaction=_build(
             "interaction", sampler.interaction, AbstractInteraction, interactions
         ),
-        strength=check_real("interaction_strength", strength, at_least=0),
+        strength=check_real(
+            "interaction_strength", strength, at_least=0, at_most=_STRONGEST
+        ),
         domain=_build("domain", sampler.domain, AbstractDomain, domains),
         clip=check_real("clip", sampler.clip, above=0, infinite=True),
         prior=bool(sampler.prior),

@@ -19,8 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from coulomb._support.archive import read_archive, write_archive
-from coulomb._support.checks import check_count, check_member
-from coulomb._support.errors import FileFormatError, ParameterError
+from coulomb._support.checks import check_count, check_member, check_seed
+from coulomb._support.errors import (
+    FileFormatError,
+    ParameterError,
+    ParameterTypeError,
+)
 from coulomb._support.progress import progress_bar
 from coulomb._support.streams import make_generator
 from coulomb.attention.layers.base import in_mode
@@ -261,8 +265,9 @@ def linearise(
     for name in options:
         check_member("options", name, known)
     chosen = replace(settings or LineariseSettings(), **options)
-    check_count("seed", seed, at_least=0)
+    check_seed("seed", seed)
     teacher = as_teacher(model)
+    _check_keep_exact(teacher, keep_exact)
     source = make_generator(seed, 0)
     recorded, held_out = record_texts(
         teacher, tokenizer, texts, chosen, generator=source
@@ -367,22 +372,42 @@ def _load_fits(file: Path, asked: str, settings: LineariseSettings) -> list[Laye
     return fits
 
 
+def _check_keep_exact(teacher: Stack, keep_exact: Any) -> None:
+    """Say what is wrong with `keep_exact` before anything is learned."""
+    counts = [site.num_heads for site in teacher.sites]
+    if isinstance(keep_exact, int):
+        check_count("keep_exact", keep_exact, at_least=0, at_most=sum(counts))
+        return
+    if not isinstance(keep_exact, Sequence) or isinstance(keep_exact, str):
+        raise ParameterTypeError(
+            "`keep_exact` must be a number of heads, or a list of layers and of pairs "
+            f"(layer, head); got {keep_exact!r}."
+        )
+    for entry in keep_exact:
+        layer, *head = entry if isinstance(entry, tuple) else (entry,)
+        _check_place("layers", layer, len(counts))
+        for number in head:
+            _check_place("heads", number, counts[layer])
+
+
+def _check_place(what: str, number: Any, count: int) -> None:
+    if check_count("keep_exact", number, at_least=0) >= count:
+        raise ParameterError(
+            f"`keep_exact` must name {what} from 0 to {count - 1}; got {number}."
+        )
+
+
 def _exact_heads(
     teacher: Stack, keep_exact: KeepExact, fits: list[LayerFit]
 ) -> list[list[int]]:
     heads: list[list[int]] = [[] for _ in fits]
     if isinstance(keep_exact, int):
-        check_count("keep_exact", keep_exact, at_least=0)
         worst = torch.stack([fit.after for fit in fits]).flatten()
-        count = min(keep_exact, len(worst))
         width = len(fits[0].after)
-        keep_exact = [divmod(i, width) for i in worst.topk(count).indices.tolist()]
+        chosen = worst.topk(keep_exact).indices.tolist()
+        keep_exact = [divmod(i, width) for i in chosen]
     for entry in keep_exact:
         layer, head = entry if isinstance(entry, tuple) else (entry, None)
-        if not 0 <= layer < len(fits):
-            raise ParameterError(
-                f"`keep_exact` must name layers from 0 to {len(fits) - 1}; got {layer}."
-            )
         every = range(teacher.sites[layer].num_heads)
         heads[layer] += every if head is None else [head]
     return heads

@@ -6,7 +6,7 @@ position biases) is caught once per batch and used for all.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coulomb._support.errors import ParameterError, ParameterTypeError
+from coulomb._support.errors import ParameterError, ParameterTypeError, shown
 from coulomb.attention import AbstractAttention
 from coulomb.attention.layers.replace import real_tokens
 from coulomb.linearise.heads import softmax_rows
@@ -369,9 +369,20 @@ def record_texts(
 
     The first are to learn from, the second to look at.
     """
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
         raise ParameterTypeError(
             f"`texts` must be a sequence of strings; got {type(texts).__name__}."
+        )
+    texts = list(texts)
+    for text in texts:
+        if not isinstance(text, str):
+            raise ParameterTypeError(
+                f"`texts` must be a sequence of strings; got {shown(text)} in it."
+            )
+    if not callable(tokenizer):
+        raise ParameterTypeError(
+            "`tokenizer` must be a tokenizer of transformers or a function of a list "
+            f"of texts; got {type(tokenizer).__name__}."
         )
     texts = [text for text in texts if text.strip()]
     if len(texts) < 4:
@@ -455,6 +466,12 @@ def _group_by_length(part: list[tuple[str, int]], batch_tokens: int) -> list[lis
 def encode(tokenizer: Tokenizer, texts: list[str], max_length: int) -> Batch:
     """Make the keyword arguments of the model for some texts."""
     if not _is_pretrained_tokenizer(tokenizer):
-        return dict(tokenizer(texts))
+        made = tokenizer(texts)
+        if not isinstance(made, Mapping):
+            raise ParameterTypeError(
+                "`tokenizer` must return the keyword arguments of the model as a "
+                f"mapping; got {type(made).__name__}."
+            )
+        return dict(made)
     options = {"truncation": True, "max_length": max_length, "padding": True}
     return dict(tokenizer(texts, return_tensors="pt", **options))

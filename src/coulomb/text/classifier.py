@@ -10,6 +10,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
 from coulomb._support.archive import write_archive, write_json
+from coulomb._support.checks import check_labels, check_seed
 from coulomb._support.errors import ParameterError
 from coulomb.text import run_folder
 from coulomb.text.data import build_corpus
@@ -103,13 +104,14 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         TextClassifier
             Itself.
         """
-        changes = {"seed": self.random_state} | dict(self.settings or {})
+        seed = check_seed("random_state", self.random_state)
+        changes = {"seed": seed} | dict(self.settings or {})
         if self.attention is not None:
             changes["attention"] = self.attention
         chosen = preset(self.preset, changes)
         corpus = build_corpus(
             "texts",
-            (_as_list(X), _as_list(y)),
+            (_as_list("X", X), _as_list("y", y)),
             validation_share=self.validation_share,
             seed=chosen.train.seed,
         )
@@ -118,9 +120,11 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "`y` must hold one label per text; got sequences. Train a tagger with "
                 "`coulomb train` or `coulomb.text.train`."
             )
+        check_labels("y", corpus.classes)
         vocabulary = choose_vocabulary(corpus, chosen, self.vocabulary)
         trained = train(corpus, chosen, vocabulary, progress=self.verbose)
-        config = Config(chosen, corpus.kind, corpus.classes, {"name": corpus.name}, "")
+        data = {"name": corpus.name, "pairs": corpus.pairs}
+        config = Config(chosen, corpus.kind, corpus.classes, data, "")
         self.predictor_ = Predictor(config, vocabulary, trained.weights)
         self.classes_ = np.asarray(corpus.classes)
         self.history_ = trained.history
@@ -141,7 +145,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             Shape `(n_texts, n_classes)`, in the order of `classes_`.
         """
         check_is_fitted(self)
-        return self.predictor_.predict_proba(_as_list(X))
+        return self.predictor_.predict_proba(_as_list("X", X))
 
     def predict(self, X: Sequence[Any]) -> NDArray[Any]:
         """Give the most probable classes.
@@ -208,7 +212,9 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return model
 
 
-def _as_list(values: Any) -> list[Any]:
-    if isinstance(values, str):
-        raise ParameterError("`X` must be a list of texts; got one string.")
+def _as_list(name: str, values: Any) -> list[Any]:
+    if isinstance(values, str) or not np.iterable(values):
+        found = "one string" if isinstance(values, str) else repr(values)
+        wanted = {"X": "texts", "y": "labels"}[name]
+        raise ParameterError(f"`{name}` must be a list of {wanted}; got {found}.")
     return list(values)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from coulomb._support.checks import check_member, check_real
-from coulomb._support.errors import ParameterError, ParameterTypeError
+from coulomb._support.checks import check_labels, check_member, check_real
+from coulomb._support.errors import ParameterError, ParameterTypeError, shown
 from coulomb.text.files import read_rows
 
 Text = str | tuple[str, ...]
@@ -83,6 +83,12 @@ class Corpus:
     splits: Mapping[str, Split]
     reported_on: str = "validation"
     notes: tuple[str, ...] = ()
+
+    @property
+    def pairs(self) -> bool:
+        """Whether texts are pairs."""
+        first = self.splits["train"].texts[0]
+        return self.kind == "sequence" and not isinstance(first, str)
 
     def split(self, name: str) -> Split:
         """Give a split by name.
@@ -286,19 +292,44 @@ def check_text(text: Any, row: int, *, tagged: bool = False) -> Text:
     ('a', 'b')
     """
     if isinstance(text, str) and not tagged:
-        return str(text)
+        return _check_unicode(text, row)
     if isinstance(text, list | tuple | np.ndarray):
         parts = tuple(text)
         if all(isinstance(x, str) for x in parts) and (tagged or len(parts) == 2):
-            return tuple(str(x) for x in parts)
+            return tuple(_check_unicode(x, row) for x in parts)
     wanted = "a list of words" if tagged else "a string, or a pair of strings"
-    shown = repr(text) if len(repr(text)) < 60 else repr(text)[:57] + "..."
-    raise ParameterTypeError(f"Row {row}: a text must be {wanted}; got {shown}.")
+    raise ParameterTypeError(f"Row {row}: a text must be {wanted}; got {shown(text)}.")
+
+
+def _check_unicode(text: str, row: int) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ParameterError(
+            f"Row {row}: a text must be valid Unicode; it has the lone surrogate "
+            f"{text[error.start]!r}. Write text.encode(errors='replace').decode()."
+        ) from None
+    return str(text)
 
 
 def check_texts(texts: Iterable[Any], *, tagged: bool) -> list[Text]:
     """Check all texts, whose rows are counted from one."""
-    return [check_text(text, row, tagged=tagged) for row, text in enumerate(texts, 1)]
+    rows = enumerate(texts, 1)
+    checked = [check_text(text, row, tagged=tagged) for row, text in rows]
+    if checked and not tagged:
+        check_pairs(checked, isinstance(checked[0], tuple))
+    return checked
+
+
+def check_pairs(texts: Sequence[Text], pairs: bool) -> None:
+    """Refuse single texts among pairs, and pairs among single texts."""
+    for row, text in enumerate(texts, 1):
+        if isinstance(text, str) == pairs:
+            wanted, found = ("a pair", "one text") if pairs else ("one text", "a pair")
+            raise ParameterError(
+                f"Row {row}: {wanted} is needed, as in the other or the training rows; "
+                f"got {found}, {shown(text)}."
+            )
 
 
 def plain_label(label: Any, row: int) -> Any:
@@ -316,7 +347,7 @@ def plain_label(label: Any, row: int) -> Any:
         raise ParameterError(
             f"Row {row}: the label is missing. Fill it in, or drop the row."
         )
-    return label
+    return _check_unicode(label, row) if isinstance(label, str) else label
 
 
 def kind_of(labels: Sequence[Any]) -> str:
@@ -327,7 +358,9 @@ def kind_of(labels: Sequence[Any]) -> str:
 
 def find_classes(labels: Sequence[Any], kind: str) -> tuple[Any, ...]:
     """Collect the classes that occur."""
-    found = {part for tags in labels for part in tags} if kind == "token" else {*labels}
+    every = [part for tags in labels for part in tags] if kind == "token" else labels
+    check_labels("label", every, mixed=True)
+    found = set(every)
     # Of one type they have an order; mixed ones are sorted by what they look like.
     one_type = len({type(label) for label in found}) == 1
     classes = sorted(found) if one_type else sorted(found, key=str)

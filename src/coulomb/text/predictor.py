@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.text import run_folder
-from coulomb.text.data import Split, check_texts
+from coulomb.text.data import Split, check_pairs, check_texts
 from coulomb.text.evaluate import log_probabilities, score_split, tag_words
 from coulomb.text.run_folder import CONFIG, WEIGHTS, Config, check_tensors
 from coulomb.text.setup import build_model
@@ -157,14 +157,18 @@ class Predictor:
         return score_split(self.model, rows, split, self.classes)
 
     def _rows(self, texts: Sequence[Any]) -> Any:
-        if isinstance(texts, str):
+        if isinstance(texts, str) or not np.iterable(texts):
+            found = "one string" if isinstance(texts, str) else repr(texts)
             raise ParameterError(
-                "`texts` must be a list of texts; got one string. Put it in a list."
+                f"`texts` must be a list of texts; got {found}. Put it in a list."
             )
         tagged = self.config.kind == "token"
         return self._encode(Split(check_texts(texts, tagged=tagged)))
 
     def _encode(self, split: Split) -> Any:
+        pairs = self.config.data.get("pairs")  # not known of runs before it was kept
+        if self.config.kind == "sequence" and isinstance(pairs, bool):
+            check_pairs(split.texts, pairs)
         return encode_split(
             self.vocabulary,
             split,

@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from coulomb._support.checks import check_count, check_member, check_real
-from coulomb._support.errors import FileFormatError, ParameterError, ParameterTypeError
+from coulomb._support.errors import (
+    FileFormatError,
+    ParameterError,
+    ParameterTypeError,
+    shown,
+)
 
 # The paper's maps, and the law their particles start from.
 _NAMES = ("favor", "elu", "softplus", "sigmoid2", "softmaxfeat", "cos2")
@@ -113,7 +118,7 @@ class ModelSettings:
     attention: str = _about(
         "Row of the paper's tables, or softmax, ...", "kernel-softmaxfeat"
     )
-    n_layers: int = _about("Layers.", 2)
+    n_layers: int = _about("Layers.", 2, at_most=1000)
     width: int = _about("Width of a token's state.", 128)
     n_heads: int = _about("Heads.", 2)
     ffn_width: int = _about("Width inside the feed-forward part.", 256)
@@ -146,7 +151,7 @@ class TokenSettings:
     """
 
     vocabulary_size: int = _about(
-        "Size of a vocabulary trained here.", 8000, 30522, at_least=8
+        "Size of a vocabulary trained here.", 8000, 30522, at_least=8, at_most=10**6
     )
     lower_case: bool = _about("Lower-case the texts.", True)
 
@@ -264,7 +269,7 @@ class TrainSettings:
     average_epochs: float = _about(
         "Memory of averaged weights; 0: none.", 1.0, 0.0, at_least=0
     )
-    seed: int = _about("Seed of everything drawn.", 0, at_least=0)
+    seed: int = _about("Seed of everything drawn.", 0, at_least=0, at_most=2**63 - 1)
 
 
 GROUPS: dict[str, type] = {
@@ -445,11 +450,11 @@ def _checked(name: str, part: Field[Any], value: Any) -> Any:
         if value == "inf":
             value = math.inf
         elif isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+            value = check_real(name, value)
     if isinstance(value, bool) != (kind is bool) or not isinstance(value, kind):
         words = {int: "a whole number", float: "a number", bool: "true or false"}
         raise ParameterTypeError(
-            f"`{name}` must be {words.get(kind, 'a string')}; got {value!r}."
+            f"`{name}` must be {words.get(kind, 'a string')}; got {shown(value)}."
         )
     check: Any = {int: check_count, float: check_real}.get(kind)
     return value if check is None else check(name, value, **part.metadata["rule"])

@@ -238,7 +238,7 @@ def load_data(data: Mapping[str, Any]) -> Corpus:
     Corpus
         The same for the same files.
     """
-    keys = {"name", "task", "data_dir", *_FILE_KEYS, "validation_share"}
+    keys = {"name", "pairs", "task", "data_dir", *_FILE_KEYS, "validation_share"}
     odd = set(data) - keys
     if odd:
         raise ParameterError(

@@ -14,6 +14,7 @@ from tokenizers.trainers import WordPieceTrainer
 from torch import Tensor
 
 from coulomb._support.archive import MOST_JSON, check_file
+from coulomb._support.checks import check_count
 from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.attention.encoder.layout import IGNORED, TokenBatch
 from coulomb.text.data import Corpus, Split, Text, parts_of
@@ -23,6 +24,7 @@ from coulomb.text.tasks import TASKS, data_folder
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _NEEDED = ("[UNK]", "[CLS]", "[SEP]")
 _ALPHABET = 1000  # characters that a vocabulary of one's own knows
+_LONGEST_WORD = 100  # characters; the library takes longer words as unknown
 _AT_ONCE = 2048  # texts that are tokenised together
 
 
@@ -254,6 +256,7 @@ def train_vocabulary(
     Vocabulary
         Ready to encode.
     """
+    check_count("size", size, at_most=10**6)
     strings = [part for text in texts for part in parts_of(text)]
     blank = vocabulary_of(
         {token: i for i, token in enumerate(SPECIAL)}, lower_case=lower_case
@@ -274,8 +277,19 @@ def train_vocabulary(
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
     )
-    blank.train_from_iterator(strings, trainer)
+    # A list: the trainer holds the tokenizer, which a generator would wait for.
+    short = [_without_long_words(blank, string) for string in strings]
+    blank.train_from_iterator(short, trainer)
     return vocabulary_of(blank.get_vocab(), lower_case=lower_case)
+
+
+def _without_long_words(tokenizer: Tokenizer, text: str) -> str:
+    """Leave out words that are unknown for their length; pieces of them cost n^2."""
+    if all(len(part) <= _LONGEST_WORD for part in text.split()):
+        return text
+    normal = tokenizer.normalizer.normalize_str(text)
+    words = (word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal))
+    return " ".join(word for word in words if len(word) <= _LONGEST_WORD)
 
 
 @dataclass(frozen=True, eq=False)

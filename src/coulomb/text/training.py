@@ -136,7 +136,7 @@ def train_in_folder(
         Also written into the folder.
     """
     folder = Path(folder)
-    described = {"name": corpus.name} | dict(data or {})
+    described = {"name": corpus.name, "pairs": corpus.pairs} | dict(data or {})
     config = run_folder.Config(
         settings, corpus.kind, corpus.classes, described, corpus.fingerprint()
     )

@@ -13,13 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coulomb._support.errors import ParameterError
+from coulomb._support.checks import check_count
+from coulomb._support.errors import ParameterError, ParameterTypeError, shown
 from coulomb.theory.system import Function
 
 _CONSTANTS = {"pi": math.pi, "e": math.e}
 _COORDINATES = "xyz"
 _LONGEST = 1000  # characters
 _LARGEST = 1e100  # larger numbers overflow
+# Where a formula is tried: it must be arithmetic, and finite at one of them.
+_PLACES = torch.tensor([-1.0, 1.0]).outer(torch.logspace(-3, 4, 43)).flatten().double()
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -67,19 +70,27 @@ def parse_expression(text: str, dim: int) -> Function:
     Traceback (most recent call last):
     coulomb._support.errors.ParameterError: `expression` may only ...
     """
+    if not isinstance(text, str):
+        raise ParameterTypeError(f"`expression` must be a string; got {shown(text)}.")
+    check_count("dim", dim)
     if len(text) > _LONGEST:
         raise ParameterError(
             f"`expression` must have at most {_LONGEST} characters; got {len(text)}."
         )
     try:
         tree = ast.parse(text.strip(), mode="eval").body
-        _evaluate(tree, torch.zeros(1, dim))  # refuses what is not arithmetic
-    except (SyntaxError, RecursionError, ValueError) as error:
+        values = _evaluate(tree, _PLACES.unsqueeze(1).expand(-1, dim))
+    except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
         if isinstance(error, ParameterError):
             raise
         raise ParameterError(
-            f"`expression` must be a formula such as 2*x**2; got {text!r}."
+            f"`expression` must be a formula such as 2*x**2; got {shown(text)}."
         ) from error
+    if not bool(values.isfinite().any()):
+        raise ParameterError(
+            f"`expression` must be finite somewhere; got {shown(text)}, which is "
+            "not. Look for a division by zero, or the root of a negative number."
+        )
     # Constants take the shape of the positions.
     return lambda positions: 0 * positions[..., 0] + _evaluate(tree, positions)
 
@@ -106,7 +117,7 @@ def _evaluate(node: ast.AST, positions: Tensor) -> Tensor:
             return _FUNCTIONS[name](_evaluate(argument, positions))
     raise ParameterError(
         "`expression` may only use numbers, coordinates, + - * / ** and "
-        f"{', '.join(_FUNCTIONS)}; got {ast.unparse(node)!r}."
+        f"{', '.join(_FUNCTIONS)}; got {shown(ast.unparse(node))}."
     )
 
 

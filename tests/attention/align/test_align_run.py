@@ -21,6 +21,7 @@ from coulomb.attention.align.problem import (
     build_problem,
 )
 from coulomb.attention.align.run import CrossEntropy, align, batch_of_step
+from coulomb.attention.align.scores import AbstractScore
 from coulomb.domains import Ball
 from coulomb.dynamics import loop
 from coulomb.dynamics.langevin import Annealed, ProjectedLangevin
@@ -174,6 +175,13 @@ def test_what_cannot_be_resumed(tmp_path):
         align(TinyModel(n_particles=3), random_batches(4), resume=path)
 
 
+class NoScore(AbstractScore):
+    """Labels do not count: repulsion alone moves particles."""
+
+    def __call__(self, rows):
+        return 0 * rows.features.sum()
+
+
 def test_heads_and_layers_do_not_repel_each_other():
     """All groups at the same place: alone, and together, the same repulsion."""
     together, alone = TinyModel(), TinyModel(layers=1, heads=2)
@@ -187,9 +195,9 @@ def test_heads_and_layers_do_not_repel_each_other():
         "max_steps": 1,
         "clip": math.inf,
         "held_out": None,
+        "objective": NoScore(),
     }
-    labels = torch.zeros(6, dtype=torch.long)  # one class: no alignment
-    batches = [(inputs, mask, labels) for inputs, mask, _ in random_batches(1)]
+    batches = random_batches(1)
     moved = align(together, batches, **options).positions
     expected = align(alone, batches, **options).positions[0, 0]
     assert not torch.allclose(expected, cloud)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from coulomb._support.checks import check_count, check_member, check_real
-from coulomb._support.errors import ParameterError, ParameterTypeError
+from coulomb._support.checks import check_count, check_member, check_real, check_seed
+from coulomb._support.errors import ParameterError, ParameterTypeError, shown
 from coulomb._support.streams import make_generator
 from coulomb.attention.align.scores import (
     IGNORED,
@@ -118,7 +118,10 @@ class AlignmentSettings:
 
     def __post_init__(self) -> None:
         check_count("max_epochs", self.max_epochs, at_least=0)
+        if self.record_every is not None:
+            check_count("record_every", self.record_every)
         check_count("watched", self.watched)
+        check_real("strength", self.strength, at_least=0, at_most=1e8)
         check_member("drift", self.drift, ("N", "plain"))
         built = self.build_sampler()
         if isinstance(built, AdamLangevin) and self.inverse_temperature != math.inf:
@@ -234,18 +237,30 @@ def as_batch(item: Any) -> Batch:
             raise ParameterError(
                 f"`batches` must hold 'labels'; got the names {sorted(words)}."
             )
-        labels = words.pop(name)
+        labels = _as_labels(words.pop(name))
         mask = next((words[name] for name in _MASKS if name in words), None)
         return Batch((), words, None if mask is None else mask.bool(), labels)
     if isinstance(item, tuple | list) and len(item) in (2, 3):
         inputs, *between, labels = item
         mask = between[0] if between else None
         words = {} if mask is None else {"key_mask": mask}
-        return Batch((inputs,), words, mask, labels)
+        return Batch((inputs,), words, mask, _as_labels(labels))
     raise ParameterTypeError(
         "`batches` must hold (inputs, labels), (inputs, key_mask, labels) or mappings; "
         f"got {type(item).__name__}."
     )
+
+
+def _as_labels(labels: Any) -> Tensor:
+    if isinstance(labels, Tensor):
+        return labels
+    try:
+        return torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ParameterTypeError(
+            "`labels` must be a tensor of class numbers or real targets; got "
+            f"{shown(labels)}. Number the classes, as sklearn's LabelEncoder does."
+        ) from error
 
 
 def as_batches(batches: Iterable[Any]) -> Sequence[Any]:
@@ -317,6 +332,10 @@ class ParticleLayers:
 
 
 def _particle_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    if not isinstance(model, nn.Module):
+        raise ParameterTypeError(
+            f"`model` must be a torch module; got {type(model).__name__}."
+        )
     shapes, seen = {}, set()
     for name, module in model.named_modules():
         particles = getattr(module, "particles", None)
@@ -643,6 +662,7 @@ def build_problem(
     seed: int = 0,
 ) -> Problem:
     """Put a model, its data and the settings together; nothing is computed."""
+    check_seed("seed", seed)
     every = as_batches(batches)
     layers = ParticleLayers.find(model, settings.layers)
     score = as_score(settings.objective)
@@ -671,4 +691,20 @@ def build_problem(
         given = as_batches(held_out)
         other = replace(objective, batches=given, numbers=tuple(range(len(given))))
     watched = replace(objective, numbers=training[: settings.watched])
+    _check_labels_vary([as_batch(every[number]).labels for number in watched.numbers])
     return Problem(settings, watched, training, other, seed)
+
+
+def _check_labels_vary(labels: Sequence[Tensor]) -> None:
+    """Refuse batches in none of which labels tell two rows apart."""
+    for part in labels:
+        if part.is_floating_point() and not bool(part.isfinite().all()):
+            raise ParameterError("`labels` must be finite; got NaN or infinity.")
+    kinds = [torch.unique(part[part != IGNORED]) for part in labels]
+    if all(len(kind) < 2 for kind in kinds):
+        found = torch.unique(torch.cat(kinds)).tolist()
+        raise ParameterError(
+            "`batches` must hold different labels inside a batch, which are what "
+            f"particles learn from; the first {len(labels)} have only {shown(found)}. "
+            "Shuffle the rows, or make larger batches."
+        )

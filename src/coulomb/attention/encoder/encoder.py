@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coulomb._support.checks import check_count, check_member, check_real
+from coulomb._support.checks import check_count, check_member, check_memory, check_real
 from coulomb._support.errors import ParameterError, ParameterTypeError
 from coulomb.attention.layers.base import Seed, as_generator, make_linear
 
@@ -84,7 +84,11 @@ class EncoderSettings:
 
     def __post_init__(self) -> None:
         for name in _COUNTS.split():
-            check_count(name, getattr(self, name))
+            most = {"at_most": 1000} if name == "n_layers" else {}
+            check_count(name, getattr(self, name), **most)
+        layer = 4 * self.width + 2 * self.ffn_width
+        rows = self.vocab_size + self.max_length + self.n_layers * layer
+        check_memory("width and the other sizes", 4 * rows * self.width)
         check_real("dropout", self.dropout, at_least=0, below=1)
         for name, known in _CHOICES.items():
             check_member(name, getattr(self, name), known)

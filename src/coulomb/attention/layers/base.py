@@ -13,7 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coulomb._support.checks import Registry, check_count, check_member, check_real
+from coulomb._support.checks import (
+    Registry,
+    check_count,
+    check_member,
+    check_memory,
+    check_real,
+    check_seed,
+)
 from coulomb._support.errors import ParameterError, ParameterTypeError
 from coulomb._support.streams import make_generator
 from coulomb.attention.ops.checks import must_be_traceable
@@ -37,7 +44,7 @@ def as_generator(generator: Seed) -> torch.Generator:
         return torch.default_generator
     if isinstance(generator, torch.Generator):
         return generator
-    return make_generator(check_count("generator", generator, at_least=0))
+    return make_generator(check_seed("generator", generator))
 
 
 def draw_uniform(tensor: Tensor, bound: float, *, generator: torch.Generator) -> None:
@@ -72,6 +79,25 @@ def make_linear(n_in: int, n_out: int, *, generator: torch.Generator) -> nn.Line
     return linear
 
 
+def check_input(name: str, x: Tensor, width: int, dtype: torch.dtype) -> None:
+    """Check that an input has a layer's width, and its precision without autocast."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise ParameterTypeError(
+            f"`{name}` must be a floating-point tensor; got {kind}."
+        )
+    if not x.dim() or x.shape[-1] != width:
+        raise ParameterError(
+            f"`{name}` must have {width} coordinates on its last axis, as the layer "
+            f"was built for; got shape {tuple(x.shape)}."
+        )
+    if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+        raise ParameterTypeError(
+            f"`{name}` must have the layer's dtype, {dtype}; got {x.dtype}. "
+            "Convert it, or the layer with `.to(dtype)`."
+        )
+
+
 def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Check the number of axes, and say whether there is one for a batch."""
     dims = query.dim(), key.dim(), value.dim()
@@ -83,9 +109,7 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return dims[0] == 3
 
 
-def real_keys(
-    key_padding_mask: Tensor | None, key: Tensor, *, batched: bool
-) -> Tensor | None:
+def real_keys(key_padding_mask: Any, key: Tensor, *, batched: bool) -> Tensor | None:
     """Turn torch's padding mask into ours, True = real token.
 
     Examples
@@ -95,6 +119,9 @@ def real_keys(
     """
     if key_padding_mask is None:
         return None
+    if not isinstance(key_padding_mask, Tensor):
+        kind = type(key_padding_mask).__name__
+        raise ParameterTypeError(f"`key_padding_mask` must be a tensor; got {kind}.")
     shape = tuple(key.shape[:2] if batched else key.shape[1:2])
     if tuple(key_padding_mask.shape) != shape:
         raise ParameterError(
@@ -275,6 +302,7 @@ class AbstractAttention(nn.Module, ABC):
                 f"`kdim` must equal `embed_dim` with qkv='shared'; got {kdim} and "
                 f"{embed_dim}. Use qkv='learned' for keys of another width."
             )
+        check_memory("embed_dim", 16 * embed_dim * max(embed_dim, self.kdim, self.vdim))
         self.head_dim = embed_dim // num_heads
         same = qkv == "learned" and self.kdim == self.vdim == embed_dim
         separate = qkv == "learned" and not same
@@ -304,6 +332,14 @@ class AbstractAttention(nn.Module, ABC):
         self.out_proj = layer.out_proj
         for name, parameter in layer.named_parameters(recurse=False):
             setattr(self, name, parameter)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the projections."""
+        joint = self.in_proj_weight
+        weight = self.v_proj_weight if joint is None else joint
+        assert weight is not None
+        return weight.dtype
 
     def new_empty(self, *shape: int) -> Tensor:
         """Make a tensor on the layer's device, in its precision.
@@ -564,8 +600,11 @@ class AbstractAttention(nn.Module, ABC):
             The output, shaped like `query`; and None, or the matrix `(batch, n, m)`,
             `(batch, heads, n, m)` if not averaged, without the batch if there is none.
         """
-        if query.is_nested:
+        if isinstance(query, Tensor) and query.is_nested:
             return self._forward_nested(query, key, value, need_weights, is_causal)
+        check_input("query", query, self.embed_dim, self.dtype)
+        check_input("key", key, self.kdim, self.dtype)
+        check_input("value", value, self.vdim, self.dtype)
         batched = check_inputs(query, key, value)
         same = query is key, key is value
         if not batched:

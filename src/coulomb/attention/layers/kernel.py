@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coulomb._support.checks import check_count
+from coulomb._support.checks import check_count, check_memory
 from coulomb._support.errors import ParameterError, ParameterTypeError
 from coulomb.attention.layers.base import (
     AbstractAttention,
@@ -17,6 +17,7 @@ from coulomb.attention.layers.base import (
     Seed,
     as_generator,
     attention_layers,
+    check_input,
     real_keys,
 )
 from coulomb.attention.ops.api import kernel_attention, packed_attention
@@ -218,6 +219,7 @@ class KernelAttention(AbstractFeatureAttention):
         self.start = _as_law(start, self.feature_map, self.head_dim)
         self.tied = tied
         sides = 1 if tied else 2
+        check_memory("n_features", 4 * n_features * sides * self.embed_dim)
         empty = self.new_empty(num_heads, n_features, sides * self.head_dim)
         self.particles = nn.Parameter(empty, requires_grad=False)
         phases = empty[..., 0].clone() if self.feature_map.needs_phases else None
@@ -281,6 +283,7 @@ class KernelAttention(AbstractFeatureAttention):
         tuple
             The output, shaped like `x`, and the state for `decode`.
         """
+        self._check_tokens(x, ("batch", "length", "embed_dim"))
         key_mask = real_keys(key_padding_mask, x, batched=True)
         q, k, v = self.project(x, x, x)
         out = self.join(self.attend(q, k, v, key_mask, causal=True))
@@ -313,6 +316,7 @@ class KernelAttention(AbstractFeatureAttention):
         >>> out.shape
         torch.Size([1, 8])
         """
+        self._check_tokens(x, ("batch", "embed_dim"))
         rows = x.unsqueeze(1)
         q, k, v = self.project(rows, rows, rows)
         particles = self.as_particles()
@@ -330,6 +334,13 @@ class KernelAttention(AbstractFeatureAttention):
         out, state = decode_step(state, *operands, key_particles=keys)
         out = functional.dropout(out, self.dropout, self.training)
         return self.join(out.unsqueeze(2)).squeeze(1), state
+
+    def _check_tokens(self, x: Tensor, axes: tuple[str, ...]) -> None:
+        check_input("x", x, self.embed_dim, self.dtype)
+        if x.dim() != len(axes):
+            raise ParameterError(
+                f"`x` must have shape ({', '.join(axes)}); got {tuple(x.shape)}."
+            )
 
     def extra_repr(self) -> str:
         features = f"feature_map={self.feature_map!r}, n_features={self.n_features}"

@@ -132,7 +132,7 @@ def check_form(form: str) -> None:
         raise unknown_name("form", form, FORMS)
 
 
-def _check_float(name: str, x: Tensor, dims: str, n_dims: int) -> None:
+def _check_float(name: str, x: Any, dims: str, n_dims: int) -> None:
     if not isinstance(x, Tensor) or not x.is_floating_point():
         kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise ParameterTypeError(
@@ -150,6 +150,7 @@ def check_operands(
     for name, x in zip(names, operands, strict=True):
         _check_float(name, x, "(batch, heads, length, dim)", 4)
     name_q, name_k, name_v = names
+    check_kinds(name_q, name_k, q, k)
     if q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
         raise ParameterError(
             f"`{name_q}` and `{name_k}` must agree in batch, heads and last axis; got "
@@ -167,14 +168,31 @@ def check_operands(
         )
 
 
-def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Check packed queries, keys and values `(tokens, heads, dim)`."""
+def check_kinds(name_q: str, name_k: str, q: Tensor, k: Tensor) -> None:
+    """Refuse queries and keys of two precisions, and those without heads or width."""
+    if q.dtype != k.dtype:
+        raise ParameterTypeError(
+            f"`{name_q}` and `{name_k}` must have one dtype; got {q.dtype} and "
+            f"{k.dtype}. Convert one of them."
+        )
+    if not q.shape[1] or not q.shape[-1]:
+        raise ParameterError(
+            f"`{name_q}` must have at least one head and one coordinate; got shape "
+            f"{tuple(q.shape)}."
+        )
+
+
+def check_packed(q: Tensor, k: Tensor, v: Tensor, *, step: bool = False) -> None:
+    """Check packed queries, keys and values `(tokens, heads, dim)`, or one step's."""
+    end, rows = ("_t", "batch") if step else ("", "tokens")
     for name, x in zip("qkv", (q, k, v), strict=True):
-        _check_float(name, x, "(tokens, heads, dim)", 3)
+        _check_float(name + end, x, f"({rows}, heads, dim)", 3)
+    check_kinds(f"q{end}", f"k{end}", q, k)
     if q.shape != k.shape or q.shape[:2] != v.shape[:2]:
         raise ParameterError(
-            "`q`, `k` and `v` must agree in tokens and heads, `q` and `k` also in the "
-            f"last axis; got {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}."
+            f"`q{end}`, `k{end}` and `v{end}` must agree in {rows} and heads, the "
+            f"first two also in the last axis; got {tuple(q.shape)}, {tuple(k.shape)} "
+            f"and {tuple(v.shape)}."
         )
 
 
@@ -182,6 +200,10 @@ def check_mask(key_mask: Tensor | None, k: Tensor) -> None:
     """Check the key mask `(batch, length)`."""
     if key_mask is None:
         return
+    if not isinstance(key_mask, Tensor):
+        raise ParameterTypeError(
+            f"`key_mask` must be a boolean tensor; got {type(key_mask).__name__}."
+        )
     if key_mask.dtype != torch.bool:
         raise ParameterTypeError(
             f"`key_mask` must be boolean, True = real token; got {key_mask.dtype}."
@@ -209,10 +231,28 @@ def side_particles(
     return queries, keys
 
 
+def check_particles(particles: Particles) -> None:
+    """Refuse what is not `Particles`, and particles without any."""
+    if not isinstance(particles, Particles):
+        raise ParameterTypeError(
+            "`particles` must be coulomb.Particles(positions, phases); got "
+            f"{type(particles).__name__}."
+        )
+    for name, part in zip(("positions", "phases"), particles, strict=True):
+        if name == "positions" or part is not None:
+            n_dims = part.dim() if isinstance(part, Tensor) else 0
+            _check_float(f"particles.{name}", part, "", n_dims)
+    if 0 in particles.positions.shape:
+        raise ParameterError(
+            "`particles.positions` must hold at least one particle with one "
+            f"coordinate; got shape {tuple(particles.positions.shape)}."
+        )
+
+
 def head_particles(particles: Particles, x: Tensor) -> Particles:
     """Give every head its particles, in the working precision."""
+    check_particles(particles)
     positions, phases = particles
-    _check_float("particles.positions", positions, "", positions.dim())
     heads, dim = x.shape[1], x.shape[-1]
     if positions.dim() not in (2, 3) or positions.shape[-1] != dim:
         raise ParameterError(

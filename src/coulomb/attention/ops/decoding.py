@@ -1,5 +1,6 @@
 """Recurrent decoding: one token at a time, at a cost that knows no context length."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from coulomb._support.checks import check_count, check_memory
 from coulomb._support.errors import ParameterError
 from coulomb.attention.ops import checks, compiled, traceable
 from coulomb.attention.ops.block_maps import ABSENT
@@ -74,10 +76,19 @@ def init_state(
     torch.Size([1, 2, 4, 3])
     """
     feature_map = as_feature_map(feature_map)
+    checks.check_particles(particles)
     positions = particles.positions
+    for name, count in {"batch": batch, "heads": heads, "dim_v": dim_v}.items():
+        check_count(name, count, at_least=0 if name == "batch" else 1)
+    if positions.dim() == 3 and positions.shape[0] != heads:
+        raise ParameterError(
+            f"`heads` must be {positions.shape[0]}, as many as `particles` has groups; "
+            f"got {heads}."
+        )
     n_features = feature_map.n_features(particles.n_particles)
     dtype = torch.promote_types(positions.dtype, torch.float32)
     shape = (batch, heads, dim_v + 1, n_features)
+    check_memory("batch, heads and dim_v", 8 * math.prod(shape))
     sums = torch.zeros(shape, dtype=dtype, device=positions.device)
     level = ABSENT if feature_map.needs_shift else 0.0
     return AttentionState(sums, torch.full_like(sums[..., 0, :], level))
@@ -129,6 +140,7 @@ def prefill(
                 particles, feature_map, batch=batch, heads=heads, dim_v=dim_v
             )
         particles = checks.head_particles(particles, k)
+        _check_state(state, feature_map, particles, v[:, :, 0])
         dtype = particles.positions.dtype
         if key_mask is not None:
             k = k.masked_fill(~key_mask[:, None, :, None], 0)
@@ -143,6 +155,24 @@ def prefill(
         return AttentionState(sums, state.shift)
 
 
+def _check_state(
+    state: AttentionState,
+    feature_map: AbstractFeatureMap,
+    particles: Particles,
+    v_t: Tensor,
+) -> None:
+    """Refuse a state of other particles, or of another batch."""
+    n_features = feature_map.n_features(particles.n_particles)
+    batch, heads, dim_v = v_t.shape
+    shape = (batch, heads, dim_v + 1, n_features)
+    if not isinstance(state, AttentionState) or state.sums.shape != shape:
+        found = tuple(state.sums.shape) if hasattr(state, "sums") else state
+        raise ParameterError(
+            f"`state` must have sums of shape {shape}, for the batch, heads, values "
+            f"and features of this call; got {found}. Begin with `init_state`."
+        )
+
+
 def _evaluation(feature_map: AbstractFeatureMap) -> Callable[..., Any]:
     return feature_map.log_features if feature_map.needs_shift else feature_map
 
@@ -151,6 +181,8 @@ def _fits(
     state: AttentionState, token: tuple[Tensor, Tensor, Tensor], positions: Tensor
 ) -> bool:
     # Whether shapes are as they should be; if not, the plain form finds the words.
+    if not isinstance(state, AttentionState):
+        return False
     (batch, heads, dim), n = token[0].shape, state[1].shape[-1]
     return (
         positions.shape in ((n, dim), (heads, n, dim))
@@ -201,12 +233,7 @@ def decode_step(
     1.0
     2.0
     """
-    same = k_t.shape == q_t.shape and v_t.shape[:2] == q_t.shape[:2]
-    if not (same and q_t.dim() == v_t.dim() == 3):
-        raise ParameterError(
-            "`q_t`, `k_t` and `v_t` must have shape (batch, heads, dim); got "
-            f"{tuple(q_t.shape)}, {tuple(k_t.shape)} and {tuple(v_t.shape)}."
-        )
+    checks.check_packed(q_t, k_t, v_t, step=True)
     feature_map = as_feature_map(feature_map)
     token = q_t, k_t, v_t
     if key_particles is None and _fits(state, token, particles.positions):
@@ -215,6 +242,7 @@ def decode_step(
             return result[0], AttentionState(*result[1:])
     with checks.full_precision(q_t):
         queries, keys = checks.side_particles(particles, key_particles, q_t)
+        _check_state(state, feature_map, queries, v_t)
         positions = queries.positions
         values = functional.pad(v_t.to(positions.dtype), (0, 1), value=1.0)
         evaluate = _evaluation(feature_map)
