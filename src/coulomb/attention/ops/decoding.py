@@ -178,7 +178,7 @@ def _evaluation(feature_map: AbstractFeatureMap) -> Callable[..., Any]:
 
 
 def _fits(
-    state: AttentionState, token: tuple[Tensor, Tensor, Tensor], positions: Tensor
+    state: object, token: tuple[Tensor, Tensor, Tensor], positions: Tensor
 ) -> bool:
     # Whether shapes are as they should be; if not, the plain form finds the words.
     if not isinstance(state, AttentionState):
