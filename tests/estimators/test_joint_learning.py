@@ -6,7 +6,7 @@ from scipy import sparse
 from sklearn.linear_model import RidgeCV
 
 from coulomb import CoulombSampler
-from coulomb._support.errors import ParameterError
+from coulomb._support.errors import FileFormatError, ParameterError
 
 
 def additive(n=400, dim=6, seed=0):
@@ -93,6 +93,16 @@ def test_saved_limits_are_loaded(tmp_path):
     sampler.save(tmp_path / "file.safetensors")
     loaded = CoulombSampler.load(tmp_path / "file.safetensors")
     np.testing.assert_array_equal(loaded.transform(X), sampler.transform(X))
+
+
+def test_damaged_limits_are_refused(tmp_path):
+    X, y = additive()
+    sampler = CoulombSampler(8, random_state=0, max_iter=0).fit(X, y)
+    for limits in (np.full(6, np.nan), np.zeros(6), np.ones(3)):
+        sampler.column_limits_ = limits
+        sampler.save(tmp_path / "file.safetensors")
+        with pytest.raises(FileFormatError, match="column_limits_ must be positive"):
+            CoulombSampler.load(tmp_path / "file.safetensors")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -377,12 +377,12 @@ def read_archive(
     form: str | None = None,
     advice: str = "",
     framework: str = "pt",
-    may_be_nan: str = "\0",
+    unbounded: Sequence[str] = (),
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read tensors and facts; a file that is no archive of this form is refused.
 
-    So is a tensor with values that are not finite, unless its name contains
-    `may_be_nan`. The message is the path, the complaint ("is not a saved run"), the
+    So is a tensor with values that are not finite, unless its name contains one
+    of `unbounded`. The message is the path, the complaint ("is not a saved run"), the
     reason and the advice.
     """
     with _archive(path, complaint, advice, framework) as file:
@@ -390,7 +390,8 @@ def read_archive(
         facts = parse_json(about, "its metadata", finite=False)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         for name, tensor in tensors.items():
-            if may_be_nan not in name and not _finite(tensor):
+            checked = not any(part in name for part in unbounded)
+            if checked and not _finite(tensor):
                 raise ValueError(f"{name!r} has values that are not finite")
     if not isinstance(facts, dict):
         raise FileFormatError(f"{path} {complaint}: its facts are no object.{advice}")

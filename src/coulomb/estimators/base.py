@@ -94,7 +94,8 @@ class SavedEstimator:
             complaint="is not a saved estimator",
             form=_FORMAT,
             framework="np",
-            may_be_nan="history_.",  # nothing has moved before the first step
+            # Nothing has moved before the first step; most columns have no limit.
+            unbounded=("history_.", "column_limits_"),
         )
         if facts.get("class") != cls.__name__:
             raise FileFormatError(

@@ -578,6 +578,12 @@ class CoulombSampler(AbstractFourierSampler):
         self.scale_[self._varying] *= width.double().numpy()
         return data._replace(sample=replace(data.sample, x=variants[best]))
 
+    def _check_restored(self) -> None:
+        super()._check_restored()
+        limits = getattr(self, "column_limits_", self.scale_)
+        if limits.shape != self.scale_.shape or not (limits > 0).all():
+            raise ValueError("column_limits_ must be positive, one for each column")
+
     def _scaled(self, X: Any) -> Any:
         limits = getattr(self, "column_limits_", None)  # not in files of old
         if limits is None or np.isinf(limits).all():
