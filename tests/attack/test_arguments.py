@@ -383,7 +383,7 @@ CASES = {
     ),
     "labels dicts": (
         lambda: texts(labels=[{}, {}] * 10),
-        "`label` must hold numbers of",
+        "a label must be a string or a number",
     ),
     "labels long": (lambda: texts(labels=[LONG, 1] * 10), "got a number of 19932 bits"),
     "texts and pairs": (
