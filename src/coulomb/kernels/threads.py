@@ -38,10 +38,11 @@ def _forget_threads() -> None:
     global _lock, _forked
     # A forked child has the pools of its parent but none of their threads, and perhaps
     # a lock held by a thread that is gone. GNU's OpenMP waits forever for the threads
-    # its parent had.
+    # its parent had, torch's operations too: the child computes on one thread.
     _pools.clear()
     _lock = Lock()
     _forked = True
+    torch.set_num_threads(1)
 
 
 if hasattr(os, "register_at_fork"):
