@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
 from coulomb._support.checks import check_count, check_member, check_memory, check_real
-from coulomb._support.errors import ParameterError
+from coulomb._support.errors import ParameterError, shown
 from coulomb._support.streams import make_generator
 from coulomb.domains import AbstractDomain, Ball, domains
 from coulomb.dynamics.initial import Component, SpectralMixture
@@ -713,4 +713,4 @@ def _build(name: str, value: Any, kind: type, registry: Any) -> Any:
     if isinstance(value, str):
         return registry.build(value)
     word = kind.__name__.removeprefix("Abstract").lower()
-    raise ParameterError(f"`{name}` must be a name or a {word}; got {value!r}.")
+    raise ParameterError(f"`{name}` must be a name or a {word}; got {shown(value)}.")

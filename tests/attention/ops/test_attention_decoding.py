@@ -86,3 +86,12 @@ def test_message():
     state = init_state(case.particles, "elu", batch=2, heads=2, dim_v=2)
     with pytest.raises(ValueError, match=r"must have shape \(batch, heads, dim\); got"):
         decode_step(state, *case, "elu")
+
+
+@pytest.mark.parametrize("name", ["favor", "elu"])
+def test_an_empty_prompt_leaves_the_state(name):
+    case = make_case(name)
+    empty = case.k[:, :, :0], case.v[:, :, :0]
+    state = prefill(*empty, case.particles, name)
+    assert not state.sums.any()
+    assert prefill(*empty, case.particles, name, state=state) is state
