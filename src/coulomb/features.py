@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from coulomb._support.checks import Registry, check_real
-from coulomb._support.errors import ParameterError, ParameterTypeError
+from coulomb._support.errors import ParameterError, ParameterTypeError, shown
 
 
 class Particles(NamedTuple):
@@ -459,7 +459,7 @@ def as_feature_map(
         return CustomMap(feature_map)
     raise ParameterTypeError(
         "`feature_map` must be a name, a feature map or a function of (x, particles); "
-        f"got {feature_map!r}."
+        f"got {shown(feature_map)}."
     )
 
 

@@ -47,7 +47,7 @@ def unknown_name(argument: str, name: object, known: Iterable[str]) -> Parameter
     `map` has no member 'softplsu'; did you mean 'softplus'? Known: elu, softplus.
     """
     names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(shown(name).strip("'"), names, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return ParameterError(
         f"`{argument}` has no member {shown(name)}{hint} Known: {', '.join(names)}."

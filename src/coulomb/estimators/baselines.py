@@ -19,7 +19,7 @@ from coulomb._support.checks import (
     check_memory,
     check_real,
 )
-from coulomb._support.errors import ParameterError, ParameterTypeError
+from coulomb._support.errors import ParameterError, ParameterTypeError, shown
 from coulomb._support.streams import make_generator
 from coulomb.dynamics.initial import Gaussian, Orthogonal
 from coulomb.dynamics.resampling import resamplers
@@ -567,7 +567,7 @@ def _kernel_blocks(
 def _check_gammas(gammas: Any) -> np.ndarray:
     if isinstance(gammas, str) or not np.iterable(gammas):
         raise ParameterTypeError(
-            f"`gammas` must be a sequence of numbers; got {gammas!r}."
+            f"`gammas` must be a sequence of numbers; got {shown(gammas)}."
         )
     values = [check_real("gammas", gamma, above=0) for gamma in gammas]
     if not values:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from coulomb._support.checks import check_count, check_member, check_real
-from coulomb._support.errors import ParameterError
+from coulomb._support.errors import ParameterError, shown
 from coulomb._support.streams import make_generator
 from coulomb.domains import AbstractDomain, domains
 from coulomb.dynamics.initial import Component, SpectralMixture, draw_phases
@@ -218,4 +218,4 @@ def _build(name: str, value: Any, kind: type, registry: Any) -> Any:
     if isinstance(value, str):
         return registry.build(value)
     word = kind.__name__.removeprefix("Abstract").lower()
-    raise ParameterError(f"`{name}` must be a name or a {word}; got {value!r}.")
+    raise ParameterError(f"`{name}` must be a name or a {word}; got {shown(value)}.")

@@ -103,3 +103,12 @@ def test_wrong_particles_are_named_before_the_loops_see_them(shape, monkeypatch)
             decode_step(state, q, k, v, Particles(torch.zeros(shape)), "favor")
     with pytest.raises(ValueError, match="must have shape"):
         decode_step(state, q, k, v[..., 0], case.particles, "favor")
+
+
+@pytest.mark.parametrize("name", ["favor", "elu"])
+def test_an_empty_prompt_leaves_the_state(name):
+    case = make_case(name)
+    empty = case.k[:, :, :0], case.v[:, :, :0]
+    state = prefill(*empty, case.particles, name)
+    assert not state.sums.any()
+    assert prefill(*empty, case.particles, name, state=state) is state

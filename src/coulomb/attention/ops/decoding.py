@@ -140,7 +140,9 @@ def prefill(
                 particles, feature_map, batch=batch, heads=heads, dim_v=dim_v
             )
         particles = checks.head_particles(particles, k)
-        _check_state(state, feature_map, particles, v[:, :, 0])
+        _check_state(state, feature_map, particles, v)
+        if not k.shape[2]:
+            return state
         dtype = particles.positions.dtype
         if key_mask is not None:
             k = k.masked_fill(~key_mask[:, None, :, None], 0)
@@ -159,12 +161,11 @@ def _check_state(
     state: AttentionState,
     feature_map: AbstractFeatureMap,
     particles: Particles,
-    v_t: Tensor,
+    v: Tensor,
 ) -> None:
     """Refuse a state of other particles, or of another batch."""
     n_features = feature_map.n_features(particles.n_particles)
-    batch, heads, dim_v = v_t.shape
-    shape = (batch, heads, dim_v + 1, n_features)
+    shape = (*v.shape[:2], v.shape[-1] + 1, n_features)
     if not isinstance(state, AttentionState) or state.sums.shape != shape:
         found = tuple(state.sums.shape) if hasattr(state, "sums") else state
         raise ParameterError(
