@@ -696,15 +696,14 @@ def build_problem(
 
 
 def _check_labels_vary(labels: Sequence[Tensor]) -> None:
-    """Refuse batches in none of which labels tell two rows apart."""
+    """Refuse batches whose labels are all the same; a batch alone may be of one."""
     for part in labels:
         if part.is_floating_point() and not bool(part.isfinite().all()):
             raise ParameterError("`labels` must be finite; got NaN or infinity.")
-    kinds = [torch.unique(part[part != IGNORED]) for part in labels]
-    if all(len(kind) < 2 for kind in kinds):
-        found = torch.unique(torch.cat(kinds)).tolist()
+    found = {label for part in labels for label in part[part != IGNORED].tolist()}
+    if len(found) < 2:
         raise ParameterError(
-            "`batches` must hold different labels inside a batch, which are what "
-            f"particles learn from; the first {len(labels)} have only {shown(found)}. "
-            "Shuffle the rows, or make larger batches."
+            "`batches` must hold different labels, which are what particles learn "
+            f"from; the first {len(labels)} have only {sorted(found)}. Shuffle the "
+            "rows, or give more of them."
         )
