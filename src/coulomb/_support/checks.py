@@ -19,6 +19,11 @@ Registered = TypeVar("Registered", bound=Callable[..., Any])
 
 # No count of steps, rows or features is meant to be larger.
 _MOST = 2**31 - 1
+# Physical memory in bytes, asked once: torch cannot trace the question.
+try:
+    _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+except (AttributeError, OSError, ValueError):  # not on every system
+    _MEMORY = 0
 
 
 def check_real(
@@ -104,14 +109,10 @@ def check_memory(name: str, n_bytes: int) -> None:
     Traceback (most recent call last):
     coulomb._support.errors.ParameterError: `n_components` must fit into memory, ...
     """
-    try:
-        most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # not on every system
-        return
-    if n_bytes > most > 0:
+    if n_bytes > _MEMORY > 0:
         raise ParameterError(
-            f"`{name}` must fit into memory, {most // 2**30} GiB here; got values that "
-            f"need {n_bytes // 2**30} GiB. Lower it."
+            f"`{name}` must fit into memory, {_MEMORY // 2**30} GiB here; got values "
+            f"that need {n_bytes // 2**30} GiB. Lower it."
         )
 
 

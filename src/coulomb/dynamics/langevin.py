@@ -5,6 +5,7 @@ clipping is per particle, so that the step of one does not depend on the others.
 """
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -229,7 +230,8 @@ class AbstractGradientSampler(AbstractSampler):
         check_real("clip", self.clip, above=0, infinite=True)
         as_schedule(self.inverse_temperature)
         if self.batch_size is not None:
-            check_count("batch_size", self.batch_size, at_least=2)
+            # More than there are rows is all of them.
+            check_count("batch_size", self.batch_size, at_least=2, at_most=sys.maxsize)
 
     @abstractmethod
     def move(
