@@ -16,7 +16,7 @@ help:
 	@echo "make test    install into $(VENV) and run the tests"
 	@echo "make test-all  the same, and tests of more than 20 seconds"
 	@echo "make check   linters, types, import contracts"
-	@echo "make attack  KILLS=100 kills of commands, FILES=500 hostile files"
+	@echo "make attack  KILLS=100 kills, FILES=500 hostile files, EXAMPLES=400 inputs each"
 	@echo "make bench   speed and accuracy against peers, as ratios"
 	@echo "make docs    check the documentation's code and links"
 
@@ -48,8 +48,10 @@ check: install
 
 KILLS ?= 100
 FILES ?= 500
+EXAMPLES ?= 400
 attack: install
-	KILLS=$(KILLS) FILES=$(FILES) $(BIN)/python -m pytest tests/attack -rP --numprocesses 2
+	KILLS=$(KILLS) FILES=$(FILES) ATTACK_EXAMPLES=$(EXAMPLES) \
+	  $(BIN)/python -m pytest tests/attack -rP --numprocesses 2
 
 bench: install
 	$(BIN)/python benchmarks/dynamics.py
