@@ -115,15 +115,15 @@ def test_labels_that_are_a_feature_are_found():
 
 
 def test_noise_is_not_pursued():
-    """A gain of one standard error by chance has a probability below one sixth.
+    """Fitting noise costs on held-out rows, so that a gain is rarer than by chance.
 
-    Of 20 trials 3.3 are expected at most, with a standard deviation of 1.7.
+    A gain of one standard error by chance alone would have a probability of one sixth.
     """
     pool, counts = drawn_features(200, 4, seed=2), []
     for seed in range(20):
         x, labels = problem(n=120, pool=4, labels=1, seed=seed)
         counts.append(chosen_count(labels, x, pool)[0])
-    assert counts.count(0) >= 14
+    assert counts.count(0) >= 17
 
 
 def xor(n=400, seed=0):
