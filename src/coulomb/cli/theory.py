@@ -78,7 +78,7 @@ def meanfield(
     import torch
 
     from coulomb import theory
-    from coulomb._support.streams import make_generator
+    from coulomb._support.seeds import make_generator
     from coulomb.interactions import Riesz
 
     check_outputs(figure, json)
@@ -169,7 +169,7 @@ def deviations(
     --counts 2,3,4,5 --strength 0.2`
     """
     from coulomb import theory
-    from coulomb._support.streams import make_generator
+    from coulomb._support.seeds import make_generator
     from coulomb.interactions import Riesz
 
     check_outputs(figure, json)

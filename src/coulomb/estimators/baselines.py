@@ -20,7 +20,7 @@ from coulomb._support.checks import (
     check_real,
 )
 from coulomb._support.errors import ParameterError, ParameterTypeError, shown
-from coulomb._support.streams import make_generator
+from coulomb._support.seeds import make_generator
 from coulomb.dynamics.initial import Gaussian, Orthogonal
 from coulomb.dynamics.resampling import resamplers
 from coulomb.estimators.base import (

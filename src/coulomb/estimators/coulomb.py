@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from coulomb._support.checks import check_memory
 from coulomb._support.errors import ParameterError
-from coulomb._support.streams import make_generator
+from coulomb._support.seeds import make_generator
 from coulomb.domains import Ball
 from coulomb.dynamics.loop import StopReason
 from coulomb.estimators.base import (

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from coulomb._support.checks import check_count, check_member, check_real
 from coulomb._support.errors import ParameterError, shown
-from coulomb._support.streams import make_generator
+from coulomb._support.seeds import make_generator
 from coulomb.domains import AbstractDomain, domains
 from coulomb.dynamics.initial import Component, SpectralMixture, draw_phases
 from coulomb.estimators.base import is_name

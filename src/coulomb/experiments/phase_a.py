@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from coulomb._support.errors import unknown_name
+from coulomb._support.seeds import make_generator
 from coulomb._support.stats import paired_p_value
-from coulomb._support.streams import make_generator
 from coulomb.experiments.base import (
     AbstractExperiment,
     Clock,

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from coulomb._support.archive import plain
+from coulomb._support.seeds import make_generator
 from coulomb._support.stats import Fit
-from coulomb._support.streams import make_generator
 from coulomb.experiments.base import AbstractExperiment, Outcome, Settings, experiments
 from coulomb.experiments.records import Job
 from coulomb.interactions import Riesz

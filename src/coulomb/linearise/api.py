@@ -26,7 +26,7 @@ from coulomb._support.errors import (
     ParameterTypeError,
 )
 from coulomb._support.progress import progress_bar
-from coulomb._support.streams import make_generator
+from coulomb._support.seeds import make_generator
 from coulomb.attention.layers.base import in_mode
 from coulomb.attention.layers.replace import swap_layers
 from coulomb.features import (

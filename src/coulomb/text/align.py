@@ -18,7 +18,7 @@ from torch import Tensor
 
 from coulomb._support.archive import write_archive
 from coulomb._support.errors import ParameterError
-from coulomb._support.streams import make_generator
+from coulomb._support.seeds import make_generator
 from coulomb.attention import AlignmentResult, AlignmentSettings, align
 from coulomb.attention.align import starts
 from coulomb.attention.align.problem import Evaluate, ParticleLayers, build_problem

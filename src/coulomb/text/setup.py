@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from coulomb._support.errors import ParameterError
-from coulomb._support.streams import make_generator
+from coulomb._support.seeds import make_generator
 from coulomb.attention.encoder.encoder import (
     AttentionFactory,
     EncoderSettings,

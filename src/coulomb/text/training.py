@@ -21,7 +21,7 @@ from coulomb._support.archive import plain, working_in, write_json
 from coulomb._support.checks import check_count
 from coulomb._support.errors import DivergedError, FileFormatError, ParameterError
 from coulomb._support.progress import progress_bar
-from coulomb._support.streams import make_generator
+from coulomb._support.seeds import make_generator
 from coulomb.attention.encoder.layout import IGNORED, TokenBatch
 from coulomb.attention.encoder.packed import packed_logits, recycle_gradient
 from coulomb.dynamics.loop import load_run

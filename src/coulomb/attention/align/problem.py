@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from coulomb._support.checks import check_count, check_member, check_real, check_seed
 from coulomb._support.errors import ParameterError, ParameterTypeError, shown
-from coulomb._support.streams import make_generator
+from coulomb._support.seeds import make_generator
 from coulomb.attention.align.scores import (
     IGNORED,
     AbstractScore,

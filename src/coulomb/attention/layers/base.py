@@ -22,7 +22,7 @@ from coulomb._support.checks import (
     check_seed,
 )
 from coulomb._support.errors import ParameterError, ParameterTypeError
-from coulomb._support.streams import make_generator
+from coulomb._support.seeds import make_generator
 from coulomb.attention.ops.checks import must_be_traceable
 
 if TYPE_CHECKING:

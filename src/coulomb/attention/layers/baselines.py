@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from coulomb._support.checks import check_count
 from coulomb._support.errors import ParameterError
-from coulomb._support.streams import make_generator
+from coulomb._support.seeds import make_generator
 from coulomb.attention.layers.base import (
     AbstractAttention,
     LayerOptions,
