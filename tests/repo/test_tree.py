@@ -1,8 +1,11 @@
 """Rules of the tree that a machine can check."""
 
 import ast
+import io
 import re
 import subprocess
+import tokenize
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 PUBLIC_PRIVATE = {"_version", "__version__"}
+# Ceilings of src: lines of code (no blanks, comments, docstrings), docstrings, files.
+MOST_CODE, MOST_DOCSTRINGS, MOST_FILES = 26_500, 11_000, 146
 
 
 FORBIDDEN = (
@@ -23,6 +28,40 @@ FORBIDDEN = (
     r"(?<![.\w])exec\(",
 )
 DRAWING = {"rand", "randn", "randint", "randperm", "multinomial", "normal"}
+
+
+@cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
+def docstring_lines(tree):
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(tree):
+        if isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None:
+            yield from range(node.body[0].lineno, node.body[0].end_lineno + 1)
+
+
+def code_lines(text):
+    layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT}
+    layout |= {tokenize.DEDENT, tokenize.ENDMARKER}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in layout:
+            yield from range(token.start[0], token.end[0] + 1)
+
+
+def test_the_tree_stays_small():
+    """`pytest tests/repo/test_tree.py -k small -s` prints how large it is."""
+    code = docstrings = 0
+    for path in SOURCES:
+        words = set(docstring_lines(parsed(path)))
+        code += len(set(code_lines(path.read_text())) - words)
+        docstrings += len(words)
+    files = len(SOURCES)
+    print(f"{code:,} lines of code, {docstrings:,} of docstrings, {files} files")
+    assert code <= MOST_CODE
+    assert docstrings <= MOST_DOCSTRINGS
+    assert files <= MOST_FILES
 
 
 def test_no_global_randomness_and_no_unsafe_loading():
@@ -39,7 +78,7 @@ def test_drawing_takes_a_generator():
     """torch's drawing functions are never called without their generator."""
     offenders = []
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
@@ -57,7 +96,7 @@ def test_no_private_names_of_other_packages():
     offenders = []
     for path in SOURCES:
         own = path.relative_to(ROOT / "src" / "coulomb").parts[0].removesuffix(".py")
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if not isinstance(node, ast.ImportFrom) or not node.module:
                 continue
             parts = node.module.split(".")
