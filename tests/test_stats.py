@@ -58,7 +58,7 @@ def test_fits_recover_lines_with_their_errors(rng):
     n = np.array([1.0, 2.0, 4.0, 8.0])
     assert fit_power(n, 3 * n**-0.5, 0.1 * n**-0.5).slope == pytest.approx(-0.5)
     with pytest.raises(ParameterError, match="at least 4 values"):
-        fit_line(n[:3], n[:3], n[:3], nuisance=n[:3] ** 2)
+        fit_line(n[:3], n[:3], n[:3], nuisance=[n[:3] ** 2])
 
 
 def test_power_laws_are_found_again_with_their_interval():

@@ -45,6 +45,9 @@ def test_the_papers_constants():
         assert (chosen.align_strength, chosen.align_clip) == (1e-3, 10)
         assert chosen.align_radius == 1.5
         assert (chosen.align_start, chosen.align_sampler) == ("drawn", "langevin")
+        assert chosen.align_drift == "N"  # eta N grad H in both of its algorithms
+    plain = preset("paper-supplement", {"align_drift": "plain"})
+    assert preset("paper-plain") == plain
     main, supplement = preset("paper-main"), preset("paper-supplement")
     assert (supplement.optimiser, supplement.lr) == ("adam", 2e-4)
     assert supplement.align_epochs == 10

@@ -25,6 +25,12 @@ class Difference(NamedTuple):
         """Whether zero lies more than two standard errors away."""
         return self.n > 1 and abs(self.mean) > 2 * self.standard_error
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the mean, by Student's distribution."""
+        reach = float(stdtrit(self.n - 1, 0.975)) * self.standard_error
+        return self.mean - reach, self.mean + reach
+
 
 def mean_difference(values: Iterable[float]) -> Difference:
     """Average differences, with the standard error of the mean.
@@ -106,9 +112,9 @@ def fit_line(
     y: FloatArray,
     errors: FloatArray,
     *,
-    nuisance: FloatArray | None = None,
+    nuisance: Sequence[FloatArray] = (),
 ) -> Fit:
-    """Fit `y = slope x + intercept (+ c * nuisance)` by weighted least squares.
+    """Fit `y = slope x + intercept + sum_i c_i nuisance_i` by weighted least squares.
 
     If the points scatter more than their errors say, the error of the slope grows to
     match; then its interval uses Student's distribution.
@@ -119,8 +125,7 @@ def fit_line(
     >>> round(fit.slope, 6), round(fit.intercept, 6)
     (2.0, 1.0)
     """
-    columns = [x, np.ones_like(x)] + ([] if nuisance is None else [nuisance])
-    design = np.stack(columns, axis=1) / errors[:, None]
+    design = np.stack([x, np.ones_like(x), *nuisance], axis=1) / errors[:, None]
     free = x.size - design.shape[1]
     if free < 1:
         raise ParameterError(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _ALL = "noise, strength, budget, runtime, text, phase-a, meanfield or deviations"
 _NOTES = 20  # that are printed
-_STYLES = {"holds": "green", "does not hold": "red", "not tested here": "dim"}
+_STYLES = {"holds": "green", "does not hold": "red", "inconclusive": "yellow"}
 
 
 def reproduce(
@@ -45,12 +45,15 @@ def reproduce(
         help="Some jobs of the plan, by method, constants, control, seed and the "
         "like; may be repeated.",
     ),
-    csv: Path | None = Option(None, help="Also write summary tables to this folder."),
+    csv: Path | None = Option(
+        None, help="Also write summary tables and compressed records to this folder."
+    ),
 ) -> None:
     """Repeat a table or figure of the paper, with the controls it lacks.
 
     Every job adds its records to `OUT/NAME/records.jsonl` when it is done. Interrupted,
-    the same command goes on where it stopped. The numbers do not depend on `--jobs`.
+    the same command goes on where it stopped; so it does from compressed records in
+    `OUT/NAME.csv.gz`. The numbers do not depend on `--jobs`.
 
     **Examples**
 
@@ -102,26 +105,27 @@ def _choices(only: list[str]) -> dict[str, tuple[str, ...]]:
 
 def claims(
     out: Path = Argument(
-        Path("results"), help="Folder of the records of `coulomb reproduce`."
+        Path("results"), help="Folder of records, as files or compressed."
     ),
     json: Path | None = Option(None, "--json", help="Write everything to this file."),
 ) -> None:
     """Hold the paper's claims against our records.
 
     Each claim is shown with the paper's number, ours (with the paper's constants and
-    with our defaults), the paired difference with its standard error, and a verdict.
-    Below them is what the paper's tables say about themselves. Claims whose records
-    are missing are "not tested here".
+    with our defaults), the paired difference with its standard error, and a verdict
+    with its criterion: holds, does not hold, or inconclusive. Below them is what the
+    paper's tables say about themselves. Claims whose records are missing are "not
+    tested here"; those of a row that is its own control are "not applicable".
 
     **Examples**
 
     `coulomb claims results`
 
-    `coulomb claims results --json claims.json`
+    `coulomb claims docs/results/records --json claims.json`
     """
     from coulomb._support.archive import plain
     from coulomb.experiments import load_experiments
-    from coulomb.experiments.claims import judge_claims
+    from coulomb.experiments.claims import SMOKE, is_smoke, judge_claims
     from coulomb.experiments.paper import check_paper
 
     if not out.is_dir():
@@ -139,6 +143,8 @@ def claims(
     print_table(title, ("check", "found", "anomaly"), rows, words=3, width=160)
     counts = Counter(f.verdict.value for result in results for f in result.findings)
     say(", ".join(f"{count} {word}" for word, count in counts.items()) + ".")
+    if is_smoke(record for part in evidence.values() for record in part):
+        say(SMOKE)
     for problem in problems[:_NOTES]:
         say(f"Note: {problem}")
     if len(problems) > _NOTES:
@@ -148,8 +154,10 @@ def claims(
 
 
 def _print_summary(name: str, records: Any) -> None:
+    from coulomb.experiments.claims import SMOKE, is_smoke
     from coulomb.experiments.summary import METRICS, summarise
 
+    smoke = is_smoke(records)
     metric = METRICS.get(name, ("accuracy",))[0]
     varied = ("task", "noise", "n_samples", "n_components", "n_features")
     summaries = summarise(records, metric)
@@ -157,10 +165,12 @@ def _print_summary(name: str, records: Any) -> None:
     rows = []
     for each in sorted(summaries, key=lambda s: [str(s.row.get(v)) for v in shown]):
         cells = [str(each.row.get(v)) for v in shown]
-        error = f"{each.standard_error:.4f}" if each.n > 1 else ""
+        error = "" if smoke or each.n < 2 else f"{each.standard_error:.4f}"
         rows.append((each.title, *cells, f"{each.mean:.4f}", error, str(each.n)))
     headers = ("row", *shown, "mean", "standard error", "n")
     print_table(f"{name}: {metric}", headers, rows, width=160)
+    if smoke:
+        say(SMOKE)
 
 
 def _print_claims(results: "list[Result]") -> None:
@@ -171,10 +181,11 @@ def _print_claims(results: "list[Result]") -> None:
         claim = (result.claim.text, result.claim.paper)
         for found in result.findings:
             gap = words(found.difference) if found.difference else ""
-            verdict = (found.verdict.value, _STYLES[found.verdict.value])
-            rows.append((*claim, found.constants, found.ours, gap, verdict, found.note))
+            verdict = (found.verdict.value, _STYLES.get(found.verdict.value, "dim"))
+            why = f"{found.criterion} {found.note}".strip()
+            rows.append((*claim, found.constants, found.ours, gap, verdict, why))
             claim = ("", "")
-    headers = ("claim", "paper", "constants", "ours", "difference", "verdict", "note")
+    headers = ("claim", "paper", "constants", "ours", "difference", "verdict", "why")
     print_table("The paper's claims", headers, rows, words=7, lines=True, width=160)
 
 

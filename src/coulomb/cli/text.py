@@ -110,7 +110,7 @@ def train(
     preset: str | None = Option(
         None,
         help="default, tagging (for tags if none is named), pairs (for pairs), "
-        "paper-main or paper-supplement.",
+        "paper-main, paper-supplement or paper-plain.",
     ),
     config: Path | None = Option(None, help="TOML file of settings; flags win."),
     out: Path | None = Option(None, help="Folder of the run [default: runs/NAME-N]."),

@@ -2,12 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from coulomb._support.errors import unknown_name
 from coulomb._support.seeds import make_generator
@@ -21,7 +18,14 @@ from coulomb.experiments.base import (
 )
 from coulomb.experiments.records import Job, Record
 from coulomb.experiments.summary import METHOD_TITLES, paired, select
-from coulomb.experiments.text import SMALL, TOY, by_flag, load_corpus, only_numbers
+from coulomb.experiments.text import (
+    SMALL,
+    TOY,
+    by_flag,
+    load_corpus,
+    only_numbers,
+    thinned,
+)
 from coulomb.text.data import Corpus
 from coulomb.text.evaluate import judged_by
 from coulomb.text.settings import TextSettings, preset
@@ -232,17 +236,5 @@ def load_rows(task: str, data_dir: Path | None) -> tuple[Corpus, Vocabulary]:
     # The split that metrics are reported on must not choose the checkpoint.
     share = 0.1 if TASKS[task].reported_on == "validation" else None
     corpus = load_task(task, data_dir, validation_share=share)
-    corpus = _thinned(corpus, ROWS.get(task, {}))
+    corpus = thinned(corpus, ROWS.get(task, {}))
     return corpus, choose_vocabulary(corpus, preset("default"), folder=data_dir)
-
-
-def _thinned(corpus: Corpus, rows: Mapping[str, int]) -> Corpus:
-    splits, notes = dict(corpus.splits), corpus.notes
-    for number, (name, count) in enumerate(rows.items()):
-        whole = corpus.split(name)
-        if count < len(whole):
-            generator = make_generator(0, number)
-            order = torch.randperm(len(whole), generator=generator)
-            splits[name] = whole.take(order[:count].tolist())
-            notes += (f"{count} of {len(whole)} rows of {name!r}, drawn at random.",)
-    return replace(corpus, splits=splits, notes=notes)

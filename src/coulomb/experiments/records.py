@@ -1,17 +1,31 @@
-"""Records: one line of JSON for every finished job, never changed afterwards."""
+"""Records: one line of JSON for every finished job, never changed afterwards.
 
+Beside the folder of an experiment, `NAME.csv.gz` may hold records too, without curves:
+small enough to be published, so that others recompute what rests on them.
+"""
+
+import csv
+import gzip
 import hashlib
+import io
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_origin
 
-from coulomb._support.archive import append_lines, check_file, parse_json
+from coulomb._support.archive import (
+    MOST_JSON,
+    append_lines,
+    check_file,
+    parse_json,
+    write_bytes,
+)
 from coulomb._support.errors import CoulombError, FileFormatError
 
 Job = dict[str, Any]
@@ -19,6 +33,7 @@ Job = dict[str, Any]
 
 _LARGEST = 1e100  # of a metric; what is beyond cannot be averaged or drawn
 FILE = "records.jsonl"
+COMPRESSED = ".csv.gz"
 FRAMES = "frames.json"
 
 
@@ -109,6 +124,72 @@ def append_records(path: Path, records: Iterable[Record]) -> None:
     append_lines(path, "".join(lines))
 
 
+def write_compressed(path: Path, records: Iterable[Record]) -> None:
+    """Write records as compressed CSV, without curves: a column for each entry.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "noise.csv.gz"
+    >>> found = {"accuracy": 0.1 + 0.2}
+    >>> job = {"method": "svm", "seed": 0, "control": None, "name": "1"}
+    >>> record = Record("noise", job, "ab", "test", found, {}, {}, "1.0")
+    >>> write_compressed(path, [record])
+    >>> load_records(path) == [record]
+    True
+    """
+    rows = []
+    for record in records:
+        kept = {key: record.extra[key] for key in ("preset",) if key in record.extra}
+        row: dict[str, Any] = {}
+        for name, value in (vars(record) | {"extra": kept}).items():
+            parts = value if isinstance(value, dict) else {"": value}
+            row |= {f"{name}.{key}".rstrip("."): _cell(v) for key, v in parts.items()}
+        rows.append(row)
+    file = io.StringIO()
+    columns = sorted({name for row in rows for name in row})
+    writer = csv.DictWriter(file, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_bytes(Path(path), gzip.compress(file.getvalue().encode(), mtime=0))
+
+
+def _cell(value: Any) -> str:
+    """Write words as they are and all else as JSON."""
+    plain = isinstance(value, str) and value and _from_cell(value) == value
+    return str(value) if plain else json.dumps(value, allow_nan=False)
+
+
+def _from_cell(cell: str) -> Any:
+    try:
+        return parse_json(cell, "", finite=False)
+    except FileFormatError:
+        return cell
+
+
+def _read_compressed(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        with gzip.open(check_file(path, MOST_JSON)) as file:
+            data = file.read(MOST_JSON + 1)
+        if len(data) > MOST_JSON:
+            raise FileFormatError(f"{path} holds more than {MOST_JSON:,} bytes.")
+        for number, row in enumerate(csv.DictReader(io.StringIO(data.decode())), 1):
+            content: dict[str, Any] = {"metrics": {}, "seconds": {}, "environment": {}}
+            for name, cell in row.items():
+                part, _, key = str(name).partition(".")
+                if not cell:
+                    continue
+                if key:
+                    content.setdefault(part, {})[key] = _from_cell(cell)
+                else:
+                    content[part] = str(_from_cell(cell))
+            yield f"{path}, row {number}", content
+    except (OSError, EOFError, ValueError, csv.Error, zlib.error) as error:
+        if isinstance(error, FileFormatError):
+            raise
+        raise FileFormatError(f"{path} is no compressed CSV: {error}.") from error
+
+
 def load_records(path: Path, problems: list[str] | None = None) -> list[Record]:
     """Read a file of records, in an order that does not depend on who was first.
 
@@ -118,7 +199,8 @@ def load_records(path: Path, problems: list[str] | None = None) -> list[Record]:
     Parameters
     ----------
     path
-        A file of records, or a folder that holds one.
+        A file of records, or the folder of an experiment, beside which compressed ones
+        may be.
     problems
         A list that is told which metrics are no numbers of use; they are left out.
 
@@ -128,17 +210,32 @@ def load_records(path: Path, problems: list[str] | None = None) -> list[Record]:
         Sorted by job; empty if there is no file.
     """
     path = Path(path)
-    if path.is_dir():
-        path = path / FILE
-    if not path.exists():
-        return []
+    contents: list[tuple[str, Any]] = []
+    beside = path.with_name(path.name + COMPRESSED)
+    if path.name.endswith(COMPRESSED):
+        contents += _read_compressed(path)
+    elif beside.exists():
+        contents += _read_compressed(beside)
+    file = path / FILE if path.is_dir() else path
+    if file.exists() and not path.name.endswith(COMPRESSED):
+        lines = check_file(file).read_bytes().split(b"\n")
+        # What comes after the last newline was being written when the run ended.
+        for number, line in enumerate(lines[:-1], start=1):
+            place = f"{file}, line {number}"
+            contents.append((place, _read_line(place, line)))
     found: dict[tuple[str, str], Record] = {}
-    lines = check_file(path).read_bytes().split(b"\n")
-    # What comes after the last newline was being written when the run ended.
-    for number, line in enumerate(lines[:-1], start=1):
-        record = _read_line(f"{path}, line {number}", line, problems)
+    for place, content in contents:
+        record = _checked(place, content, problems)
         found[json.dumps(record.job, sort_keys=True), record.split] = record
     return [found[row] for row in sorted(found)]
+
+
+def experiment_folders(out: Path) -> list[Path]:
+    """List where the experiments of a folder have, or would have, their records."""
+    compressed = (path.name for path in Path(out).glob(f"*{COMPRESSED}"))
+    names = {name.removesuffix(COMPRESSED) for name in compressed}
+    names |= {path.parent.name for path in Path(out).glob(f"*/{FILE}")}
+    return [Path(out) / name for name in sorted(names)]
 
 
 def load_experiments(
@@ -149,7 +246,7 @@ def load_experiments(
     Parameters
     ----------
     out
-        The folder given to `coulomb reproduce --out`.
+        The folder given to `coulomb reproduce --out`, or one of compressed records.
     problems
         A list that is told what is wrong with an experiment, which is then left out;
         None raises it.
@@ -160,9 +257,9 @@ def load_experiments(
         Records by the name of the experiment.
     """
     found = {}
-    for path in sorted(Path(out).glob(f"*/{FILE}")):
+    for folder in experiment_folders(out):
         try:
-            found[path.parent.name] = load_records(path, problems)
+            found[folder.name] = load_records(folder, problems)
         except (CoulombError, OSError) as error:
             if problems is None:
                 raise
@@ -182,14 +279,17 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _read_line(place: str, line: bytes, problems: list[str] | None) -> Record:
+def _read_line(place: str, line: bytes) -> Any:
     try:
-        content = parse_json(line, place, finite=False)
+        return parse_json(line, place, finite=False)
     except FileFormatError as error:
         raise FileFormatError(
             f"{place}: not a record but {line[:40]!r}; delete the line and run the "
             "experiment again."
         ) from error
+
+
+def _checked(place: str, content: Any, problems: list[str] | None) -> Record:
     if not isinstance(content, dict):
         raise FileFormatError(
             f"{place}: a record must be an object; got {content!r:.60}."

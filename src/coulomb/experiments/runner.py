@@ -66,7 +66,7 @@ def run_experiment(
     folder = Path(out) / name
     path = folder / FILE
     plan = settings.chosen(experiment.plan(settings))
-    known = {record.key for record in load_records(path)}
+    known = {record.key for record in load_records(folder)}
     missing = [
         job
         for job in plan
@@ -93,6 +93,7 @@ def run_experiment(
 def run_job(name: str, job: Job, settings: Settings) -> list[Record]:
     """Run one job on one thread and make its records."""
     experiment = experiments.build(name)
+    mark = {"preset": "smoke"} if settings.preset == "smoke" else {}
     with one_thread():
         outcomes = experiment.run(job, settings)
     return [
@@ -105,7 +106,7 @@ def run_job(name: str, job: Job, settings: Settings) -> list[Record]:
             seconds=outcome.seconds,
             environment=environment(),
             version=__version__,
-            extra=outcome.extra,
+            extra=outcome.extra | mark,
         )
         for outcome in outcomes
     ]

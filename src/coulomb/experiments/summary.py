@@ -12,7 +12,12 @@ import numpy as np
 
 from coulomb._support.archive import harmless, write_bytes
 from coulomb._support.stats import Difference, fit_power_law, mean_difference
-from coulomb.experiments.records import Job, Record
+from coulomb.experiments.records import (
+    COMPRESSED,
+    Job,
+    Record,
+    write_compressed,
+)
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
@@ -38,6 +43,7 @@ CONTROLS = {
     "norm-matched": "control: same norms, no alignment",
     "noise-only": "control: noise only",
 }
+CALIBRATION = ("log_loss", "brier", "ece")
 # What is worth a table of its own.
 METRICS = {
     "noise": ("expected_accuracy", "accuracy", "f1", "bayes_accuracy", "seconds.total"),
@@ -221,6 +227,17 @@ def paired(
     )
 
 
+def without_phase_a(constants: str) -> str:
+    """Name the constants of rows without Phase A: the drift is nothing to them.
+
+    Examples
+    --------
+    >>> without_phase_a("paper-plain"), without_phase_a("default")
+    ('paper', 'default')
+    """
+    return "paper" if constants == "paper-plain" else constants
+
+
 def compare_controls(records: Sequence[Record], metric: str) -> list[dict[str, Any]]:
     """Compare every learned row with its two controls, trial by trial."""
     found = []
@@ -229,8 +246,9 @@ def compare_controls(records: Sequence[Record], metric: str) -> list[dict[str, A
         row = row_of(control[0])
         alone = row | {"control": None}
         gap = paired([r for r in records if row_of(r) == alone], control, metric)
-        title = row_title(alone)
-        found.append({**row, "title": title, "metric": metric, **gap._asdict()})
+        if gap.n:
+            title = row_title(alone)
+            found.append({**row, "title": title, "metric": metric, **gap._asdict()})
     return found
 
 
@@ -244,7 +262,8 @@ def compare_vanilla(records: Sequence[Record], metric: str) -> list[dict[str, An
     for key, kernel in rows.items():
         row = dict(key)
         kind, _, feature_map = str(row.pop("method", "")).partition("-")
-        vanilla = rows.get((*row.items(), ("method", f"vanilla-{feature_map}")), [])
+        alike = row | {"constants": without_phase_a(row["constants"])}
+        vanilla = rows.get((*alike.items(), ("method", f"vanilla-{feature_map}")), [])
         gap = paired(kernel, vanilla, metric)
         if kind == "kernel" and gap.n:
             row |= {"feature_map": feature_map, "metric": metric}
@@ -282,22 +301,24 @@ def experiment_tables(
         del line["row"]
     in_text = [r for r in records if "task" in r.job]
     on_vectors = [r for r in records if "task" not in r.job]
-    judged = "score" if name == "phase-a" else "accuracy"
-    tables = {
-        "summary": summary,
-        "controls": compare_controls(on_vectors, "expected_accuracy")
-        + compare_controls(in_text, judged),
-        "vanilla": compare_vanilla(in_text, judged),
-    }
+    judged = ("score",) if name == "phase-a" else ("accuracy", *CALIBRATION)
+    controls = compare_controls(on_vectors, "expected_accuracy")
+    vanilla = []
+    for metric in judged:
+        controls += compare_controls(in_text, metric)
+        vanilla += compare_vanilla(in_text, metric)
+    tables = {"summary": summary, "controls": controls, "vanilla": vanilla}
     if name == "runtime":
         tables["power_laws"] = power_laws(records)
     return {title: rows for title, rows in tables.items() if rows}
 
 
 def write_tables(folder: Path, found: Mapping[str, Sequence[Record]]) -> list[Path]:
-    """Write the tables of all experiments as CSV."""
+    """Write the tables of all experiments as CSV, and their records compressed."""
     written = []
     for name, records in found.items():
+        written.append(Path(folder) / "records" / f"{name}{COMPRESSED}")
+        write_compressed(written[-1], records)
         for title, rows in experiment_tables(name, records).items():
             path = Path(folder) / f"{name}-{title.replace('_', '-')}.csv"
             write_csv(path, rows)

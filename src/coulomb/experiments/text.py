@@ -1,13 +1,16 @@
 """The paper's tables of text classification: 18 rows, their controls, bags of words."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from coulomb._support.errors import ParameterError
+from coulomb._support.streams import make_generator
 from coulomb.attention.align.diagnosis import label_cosines
 from coulomb.experiments.base import (
     AbstractExperiment,
@@ -17,6 +20,7 @@ from coulomb.experiments.base import (
     experiments,
 )
 from coulomb.experiments.records import Job
+from coulomb.experiments.summary import without_phase_a
 from coulomb.text.data import Corpus, build_corpus
 from coulomb.text.evaluate import KINDS, bag_of_words_baseline
 from coulomb.text.settings import PAPER_ROWS, SETTINGS, TextSettings, preset
@@ -26,7 +30,13 @@ from coulomb.text.training import train
 
 TOY = "toy"  # a made-up task, so that the plan can be tried without data
 LABEL_BLINDNESS = "label-blindness"
-_PRESETS = {"paper": "paper-supplement", "default": "default"}
+_PRESETS = {
+    "paper": "paper-supplement",
+    "default": "default",
+    "paper-plain": "paper-plain",
+    "paper-main": "paper-main",
+}
+BOTH = ("paper", "default")
 _PREFIXES = {"norm-matched": "control", "noise-only": "noise"}
 SMALL: Job = {
     "width": 16,
@@ -43,7 +53,7 @@ _SMOKE_ROWS = ("softmax", "vanilla-softmaxfeat", "kernel-softmaxfeat")
 
 @experiments.add("text")
 class Text(AbstractExperiment):
-    """Every row of the paper's three tables, with both sets of constants.
+    """Every row of the paper's three tables, with the paper's constants and with ours.
 
     Each Kernel row carries two controls, trained like it: particles with the norms
     Phase A gives them but not its alignment, and Phase A without the gradient of the
@@ -55,9 +65,11 @@ class Text(AbstractExperiment):
 
     def plan(self, settings: Settings) -> list[Job]:
         if settings.preset == "smoke":
-            return _plan(settings.tasks or (TOY,), _SMOKE_ROWS, 1, {"changes": SMALL})
+            small = {"changes": SMALL}
+            return _plan(settings.tasks or (TOY,), _SMOKE_ROWS, 1, small, BOTH)
         seeds = 5 if settings.preset == "paper" else 10
-        return _plan(settings.tasks or ("rotten_tomatoes",), PAPER_ROWS, seeds, {})
+        tasks = settings.tasks or ("rotten_tomatoes",)
+        return _plan(tasks, PAPER_ROWS, seeds, {}, tuple(_PRESETS))
 
     def run(self, job: Job, settings: Settings) -> Sequence[Outcome]:
         return run_text(job, settings)
@@ -66,8 +78,8 @@ class Text(AbstractExperiment):
         return text_constants(job)
 
 
-def text_rows(rows: Sequence[str]) -> list[Job]:
-    """List rows with both sets of constants and, for Kernel rows, both controls.
+def text_rows(rows: Sequence[str], whose: Sequence[str] = BOTH) -> list[Job]:
+    """List rows with sets of constants and, for Kernel rows, both controls.
 
     Examples
     --------
@@ -76,8 +88,9 @@ def text_rows(rows: Sequence[str]) -> list[Job]:
     """
     return [
         {"method": row, "constants": constants, "control": control}
-        for constants in _PRESETS
+        for constants in whose
         for row in rows
+        if row.startswith("kernel-") or constants == without_phase_a(constants)
         for control in ((None, *_PREFIXES) if row.startswith("kernel-") else (None,))
     ]
 
@@ -144,6 +157,23 @@ def by_flag(settings: TextSettings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in SETTINGS}
 
 
+# Tasks of many rows are thinned: rows of each split.
+_ROWS = {"qqp": {"train": 20_000}}
+
+
+def thinned(corpus: Corpus, rows: Mapping[str, int]) -> Corpus:
+    """Draw some rows of the splits that have more, the same ones every time."""
+    splits, notes = dict(corpus.splits), corpus.notes
+    for number, (name, count) in enumerate(rows.items()):
+        whole = corpus.split(name)
+        if count < len(whole):
+            generator = make_generator(0, number)
+            order = torch.randperm(len(whole), generator=generator)
+            splits[name] = whole.take(order[:count].tolist())
+            notes += (f"{count} of {len(whole)} rows of {name!r}, drawn at random.",)
+    return replace(corpus, splits=splits, notes=notes)
+
+
 @lru_cache(maxsize=2)
 def load_corpus(task: str, data_dir: Path | None) -> tuple[Corpus, Vocabulary]:
     """Load a task and its vocabulary once per process."""
@@ -154,6 +184,7 @@ def load_corpus(task: str, data_dir: Path | None) -> tuple[Corpus, Vocabulary]:
             f"`task` must have one label per text; got {task!r}. Known: "
             f"{', '.join(known)}."
         )
+    corpus = thinned(corpus, _ROWS.get(task, {}))
     return corpus, choose_vocabulary(corpus, preset("default"), folder=data_dir)
 
 
@@ -182,14 +213,18 @@ def _row(job: Job) -> Job:
 
 
 def _plan(
-    tasks: Sequence[str], rows: Sequence[str], seeds: int, more: Job
+    tasks: Sequence[str],
+    rows: Sequence[str],
+    seeds: int,
+    more: Job,
+    whose: Sequence[str],
 ) -> list[Job]:
     jobs = []
     for task in tasks:
-        drawn = text_rows(rows)
+        drawn = text_rows(rows, whose)
         drawn += [
             {"method": LABEL_BLINDNESS, "constants": constants, "control": None}
-            for constants in _PRESETS
+            for constants in whose
         ]
         jobs += [
             {"task": task, **row, "seed": seed, "trial": seed, **more}

@@ -18,8 +18,14 @@ from coulomb._support.archive import check_output, read_json, write_bytes
 from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
 from coulomb._support.progress import progress_bar
 from coulomb._version import __version__
-from coulomb.experiments.claims import learned
-from coulomb.experiments.records import FILE, FRAMES, Record, load_records
+from coulomb.experiments.claims import SMOKE, is_smoke, learned
+from coulomb.experiments.records import (
+    FILE,
+    FRAMES,
+    Record,
+    experiment_folders,
+    load_records,
+)
 from coulomb.experiments.summary import paired, select
 from coulomb.report import asset
 from coulomb.report.chart import (
@@ -88,12 +94,12 @@ def read_results(folder: Path) -> Results:
             problems.append(clean(str(error).replace(f"{folder}/", ""), 300))
 
     records: dict[str, list[Record]] = {}
-    for path in sorted(folder.glob(f"*/{FILE}")):
+    for path in experiment_folders(folder):
         with attempt():
             found = load_records(path, problems)
             if not found:
-                raise FileFormatError(f"{path}: holds no finished record.")
-            records[path.parent.name] = found
+                raise FileFormatError(f"{path / FILE}: holds no finished record.")
+            records[path.name] = found
     runs: list[Run] = []
     for path in sorted(folder.glob(f"*/{FRAMES}")):
         with attempt():
@@ -157,10 +163,11 @@ def arrange(results: Results) -> Contents:
     claims = view_claims(records, problems) if records else None
     verdicts = [bar["finding"] for bar in claims["bars"]] if claims else []
     everything = [record for part in records.values() for record in part]
+    smoke = [SMOKE] if is_smoke(everything) else []
     return Contents(
         folder=results.folder.resolve().name,
         tiles=_tiles(results, everything),
-        findings=[*filter(None, verdicts), *_noise_findings(results)],
+        findings=[*smoke, *filter(None, verdicts), *_noise_findings(results)],
         problems=tuple(problems),
         missing=list(_missing(results)),
         runs=results.runs,
@@ -175,7 +182,8 @@ def _noise_findings(results: Results) -> Iterator[str]:
     records = [
         record
         for record in results.records.get("noise", [])
-        if (place_of(record, "noise") or math.inf) <= _LITTLE_NOISE
+        if not is_smoke([record])
+        and (place_of(record, "noise") or math.inf) <= _LITTLE_NOISE
     ]
     for constants in ("paper", "default"):
         ours = learned(records, constants)

@@ -191,7 +191,12 @@ COMMON = frozenset(
 BAYES = "Bayes (best possible)"
 EXPECTED = "expected_accuracy"
 _ACCURACY = Axis("expected accuracy")
-_WHOSE = {"paper": "The paper’s constants", "default": "Our defaults"}
+_WHOSE = {
+    "paper": "The paper’s constants",
+    "paper-plain": "The paper’s constants, drift without the factor N",
+    "paper-main": "The constants of the paper’s main text",
+    "default": "Our defaults",
+}
 _RIVALS = ("norm-matched", "noise-only", "fixed")
 _BAND = "Means over trials; bands are ± 2 standard errors."
 _ERRORS = "Mean ± standard error over trials; ● marks the best mean of a column."
@@ -306,7 +311,8 @@ def whose(constants: str) -> str:
 
 def whose_short(constants: str) -> str:
     """Say whose constants they are, in a table."""
-    return {"paper": "paper’s", "default": "ours"}.get(constants, constants or "–")
+    short = {"paper": "paper’s", "default": "ours", "paper-plain": "paper’s, plain"}
+    return short.get(constants, constants or "–")
 
 
 def averaged(

@@ -30,8 +30,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         A row of the paper's tables, such as "kernel-softmaxfeat", "vanilla-cos2" or
         "softmax"; None for the preset's.
     preset
-        "default", "pairs" (for pairs of texts), "tagging", "paper-main" or
-        "paper-supplement".
+        "default", "pairs" (for pairs of texts), "tagging", "paper-main",
+        "paper-supplement" or "paper-plain".
     settings
         Other hyper-parameters by name; see `coulomb.text.TextSettings`.
     vocabulary

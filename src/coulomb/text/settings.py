@@ -208,7 +208,7 @@ class AlignSettings:
     sampler: Literal["langevin", "adam"] = _about("How particles move.", "langevin")
     step_size: float = _about("eta.", 1.0, 2e-3, above=0)
     inverse_temperature: float = _about("beta.", 1e5, 50.0, above=0, infinite=True)
-    drift: Literal["N", "plain"] = _about("Scale of the drift.", "N", "plain")
+    drift: Literal["N", "plain"] = _about("Scale of the drift.", "N")
     clip: float = _about("Bound of the drift.", 1.0, 10.0, above=0, infinite=True)
     strength: float = _about("lambda of the repulsion.", 1e-3, at_least=0)
     riesz: float = _about("s of the repulsion; 0: logarithm.", 0.0, above=-2)
@@ -493,11 +493,16 @@ _PAPER_MAIN = _PAPER_SUPPLEMENT.changed(
     }
 )
 
+# `eta grad H`, N times weaker than the `eta N grad H` of both algorithms of the paper:
+# how its presets were read here at first.
+_PAPER_PLAIN = _PAPER_SUPPLEMENT.changed({"align_drift": "plain"})
+
 PRESETS = {
     "default": _DEFAULT,
     "tagging": _TAGGING,
     "pairs": _PAIRS,
     "paper-main": _PAPER_MAIN,
+    "paper-plain": _PAPER_PLAIN,
     "paper-supplement": _PAPER_SUPPLEMENT,
 }
 

@@ -413,9 +413,11 @@ def deviation_curve(
     """Measure how fast deviations of an observable become rare. [CPM thm:main-ldp].
 
     The rate is the smaller of the contractions to `centre + delta` and to
-    `centre - delta`. The fit is `-log P = rate r_N + (1/2) log r_N + c`, the half
-    logarithm being the prefactor of sharp large deviations; at speed `beta_N` a term
-    `a N` is fitted too, because entropy still counts at that order.
+    `centre - delta`. The fit is `-log P = rate r_N + (1/2) log r_N + c + a / N`, the
+    half logarithm being the prefactor of sharp large deviations and `a / N` its first
+    correction, which takes four counts or more; without it the rate of independent
+    particles, which is exact, comes out 1.5 % too small on N = 8 to 64. At speed
+    `beta_N` the term is `a N`, because entropy still counts at that order.
 
     Parameters
     ----------
@@ -477,7 +479,9 @@ def deviation_curve(
     n = np.array(counts, dtype=np.float64)
     speeds = np.array([scaling.speed(count) for count in counts])
     decay = -logs - 0.5 * np.log(speeds)
-    fit = fit_line(speeds, decay, errors, nuisance=None if scaling.power == 1 else n)
+    extra = n if scaling.power > 1 else 1 / n
+    nuisance = [extra] if scaling.power > 1 or n.size > 3 else []
+    fit = fit_line(speeds, decay, errors, nuisance=nuisance)
     return DeviationCurve(
         n, speeds, logs, errors, sizes, predictions, centre, rate, fit
     )

@@ -438,7 +438,7 @@ def test_the_paper_s_preset_is_the_paper_s():
     assert (PAPER.step_size, PAPER.inverse_temperature) == (2e-3, 50.0)
     assert (PAPER.strength, PAPER.interaction.s) == (1e-3, 0.0)
     assert (PAPER.clip, PAPER.domain) == (10.0, Ball(1.5))
-    assert (PAPER.max_epochs, PAPER.tol, PAPER.drift) == (10, 1e-6, "plain")
+    assert (PAPER.max_epochs, PAPER.tol, PAPER.drift) == (10, 1e-6, "N")
     assert PAPER.objective == "within-class"
 
 

@@ -183,7 +183,7 @@ PAPER = AlignmentSettings(
     sampler="langevin",
     step_size=2e-3,
     inverse_temperature=50.0,
-    drift="plain",
+    drift="N",
     clip=10.0,
     interaction=Riesz(s=0.0),
     strength=1e-3,

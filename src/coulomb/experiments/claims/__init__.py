@@ -6,7 +6,7 @@ beside this one, under the same name.
 
 import enum
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -25,7 +25,14 @@ class Verdict(enum.StrEnum):
 
     HOLDS = "holds"
     FAILS = "does not hold"
+    OPEN = "inconclusive"
+    VOID = "not applicable"
     UNTESTED = "not tested here"
+
+
+COUNTED = (Verdict.HOLDS, Verdict.FAILS, Verdict.OPEN)
+SMOKE = "A smoke run: two trials, no verdicts."
+_RELEVANT = 0.005  # half a point; an interval of gains below it is of no gain
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,7 @@ class Finding:
     verdict: Verdict
     note: str = ""
     constants: str = ""
+    criterion: str = ""
 
 
 Test = Callable[[Sequence[Record], str], Finding | None]
@@ -84,11 +92,16 @@ def all_claims() -> list[Claim]:
 _BROKEN = (CoulombError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
+def is_smoke(records: Iterable[Record]) -> bool:
+    """Whether some records are of the preset that only tries whether all works."""
+    return any(record.extra.get("preset") == "smoke" for record in records)
+
+
 def judge_claims(evidence: Evidence, problems: list[str] | None = None) -> list[Result]:
     """Hold every claim against the records.
 
     A test that the records of its experiment break is told to `problems` if that is a
-    list, and its claim is not tested.
+    list, and its claim is not tested; nor is one whose records are of a smoke run.
 
     Examples
     --------
@@ -102,7 +115,9 @@ def judge_claims(evidence: Evidence, problems: list[str] | None = None) -> list[
         for constants in claim.constants:
             found, note = None, f"Needs `coulomb reproduce {claim.needs}`."
             try:
-                if records:
+                if records and is_smoke(records):
+                    note = SMOKE
+                elif records:
                     found = claim.test(records, constants)
             except _BROKEN as error:
                 if problems is None:
@@ -118,27 +133,60 @@ def judge_claims(evidence: Evidence, problems: list[str] | None = None) -> list[
     return results
 
 
-def verdict(holds: bool) -> Verdict:
-    """Say whether a claim holds."""
-    return Verdict.HOLDS if holds else Verdict.FAILS
-
-
-def gain(difference: Difference, note: str = "", *, ours: str = "") -> Finding | None:
-    """Judge a claim of a gain: it holds two standard errors above zero.
+def within(
+    interval: tuple[float, float], low: float = -math.inf, high: float = math.inf
+) -> Verdict:
+    """Judge a claim that a number lies between two bounds, by its 95 % interval.
 
     Examples
     --------
-    >>> gain(Difference(0.03, 0.01, 10)).verdict.value
-    'holds'
-    >>> gain(Difference(0.01, 0.01, 10)).verdict.value
-    'does not hold'
+    >>> [within(each, 0).value for each in ((1, 2), (-2, -1), (-1, 2))]
+    ['holds', 'does not hold', 'inconclusive']
+    """
+    start, end = interval
+    if low < start and end < high:
+        return Verdict.HOLDS
+    return Verdict.FAILS if end <= low or start >= high else Verdict.OPEN
+
+
+def agrees(interval: tuple[float, float], value: float, widest: float) -> Verdict:
+    """Judge a claim of a number: it lies in our 95 % interval, which is narrow enough.
+
+    Examples
+    --------
+    >>> [agrees(each, 1, 0.5).value for each in ((0.9, 1.1), (1.1, 1.2), (0, 2))]
+    ['holds', 'does not hold', 'inconclusive']
+    """
+    start, end = interval
+    if not start <= value <= end:
+        return Verdict.FAILS
+    return Verdict.HOLDS if end - start <= widest else Verdict.OPEN
+
+
+def gain(
+    difference: Difference,
+    note: str = "",
+    *,
+    ours: str = "",
+    relevant: float = _RELEVANT,
+) -> Finding | None:
+    """Judge a claim of a gain by the 95 % interval of the paired differences.
+
+    Examples
+    --------
+    >>> [gain(Difference(m, 0.01, 10)).verdict.value for m in (0.03, 0.01, -0.03)]
+    ['holds', 'inconclusive', 'does not hold']
     """
     if difference.n < 2:
         return None
-    holds = difference.mean > 0 and difference.distinct
-    if not difference.distinct:
-        note = f"{note} Within two standard errors of zero.".strip()
-    return Finding(ours, difference, verdict(holds), note)
+    criterion = "Holds if the 95 % interval of the difference is above 0, does not if "
+    criterion += f"it is below {relevant:g}."
+    found = within(difference.interval, 0)
+    if not difference.mean and not difference.standard_error:
+        found, note = Verdict.VOID, f"{note} Both rows are the same.".strip()
+    elif found is Verdict.OPEN and difference.interval[1] < relevant:
+        found = Verdict.FAILS
+    return Finding(ours, difference, found, note, criterion=criterion)
 
 
 def versus(ours: Sequence[Record], theirs: Sequence[Record], metric: str) -> str:

@@ -1,25 +1,40 @@
 """Claims about text classification."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from coulomb._support.stats import Difference, mean_difference
-from coulomb.experiments.claims import Finding, Test, gain, verdict, versus, words
-from coulomb.experiments.paper import MAPS, TASKS, paper_value
+from coulomb.experiments.claims import (
+    Finding,
+    Test,
+    Verdict,
+    gain,
+    versus,
+    within,
+    words,
+)
+from coulomb.experiments.paper import MAPS, TASKS, TEST_ROWS, paper_value
 from coulomb.experiments.records import Record
 from coulomb.experiments.summary import (
+    CALIBRATION,
+    by_trial,
     gather,
     mean_of,
     paired,
     select,
     shared_trials,
+    without_phase_a,
 )
 from coulomb.text.evaluate import LOWER_IS_BETTER
 
 _Q_EQUALS_K = tuple(f"{kind}-{name}" for name in MAPS for kind in ("vanilla", "kernel"))
 _BAGS = ("unigrams", "nb-bigrams")
+_SEVERAL = 2  # maps
+_DOUBLE = (1.5, 2.5)
+_SEEING = 0.5  # the cosine below which an objective sees the labels
 
 
 def _rows(
@@ -27,6 +42,8 @@ def _rows(
 ) -> list[Record]:
     """Pick rows of a task, by default no controls."""
     chosen = {"control": None, "method": method} | wanted
+    if not str(method).startswith("kernel-"):
+        constants = without_phase_a(constants)
     return select(records, task=task, constants=constants, **chosen)
 
 
@@ -57,20 +74,56 @@ def _mean_gain(task: str) -> Test:
     return test
 
 
+def _vanilla(row: str) -> str:
+    return row.replace("kernel", "vanilla", 1)
+
+
 def _gain_of(task: str, row: str, metric: str) -> Test:
     """Test that a Kernel row is better than its Vanilla row."""
 
     def test(records: Sequence[Record], constants: str) -> Finding | None:
         ours = _rows(records, task, constants, row)
-        theirs = _rows(records, task, constants, row.replace("kernel", "vanilla", 1))
+        theirs = _rows(records, task, constants, _vanilla(row))
         told = [
-            f"{name} {words(paired(ours, control, metric))}"
+            f"{name} {words(_better(ours, control, metric))}"
             for name in ("norm-matched", "noise-only")
             if (control := _rows(records, task, constants, row, control=name))
         ]
-        note = f"Minus its controls: {', '.join(told)}." if told else ""
+        note = f"Better than its controls by: {', '.join(told)}." if told else ""
         means = versus(ours, theirs, metric)
         return gain(_better(ours, theirs, metric), note, ours=means)
+
+    return test
+
+
+def _gains_of_maps(task: str, metric: str, control: str | None = None) -> Test:
+    """Test that several Kernel rows are better than Vanilla, or than their control."""
+
+    def test(records: Sequence[Record], constants: str) -> Finding | None:
+        found = {}
+        for name in MAPS:
+            row = f"kernel-{name}"
+            rival = row if control else _vanilla(row)
+            ours = _rows(records, task, constants, row)
+            theirs = _rows(records, task, constants, rival, control=control)
+            each = gain(_better(ours, theirs, metric))
+            if each is not None and each.difference is not None:
+                found[name] = each.verdict, f"{name} {words(each.difference)}"
+        if not found:
+            return None
+        verdicts = [each for each, _ in found.values()]
+        holding = verdicts.count(Verdict.HOLDS)
+        lost = verdicts.count(Verdict.FAILS) + verdicts.count(Verdict.VOID)
+        verdict = Verdict.FAILS if lost > len(MAPS) - _SEVERAL else Verdict.OPEN
+        if holding >= _SEVERAL:
+            verdict = Verdict.HOLDS
+        elif set(verdicts) == {Verdict.VOID}:
+            verdict = Verdict.VOID
+        told = "; ".join(f"{words} {each.value}" for each, words in found.values())
+        criterion = f"Holds if a gain holds for {_SEVERAL} maps or more, does not if "
+        criterion += f"it does not for {len(MAPS) - _SEVERAL + 1} or more."
+        ours = f"{holding} of {len(found)} maps that were run"
+        return Finding(ours, None, verdict, f"{told}.", criterion=criterion)
 
     return test
 
@@ -79,7 +132,8 @@ def _best_of(task: str, row: str, metric: str, among: Sequence[str] = ()) -> Tes
     """Test that a row is better than the best other one."""
 
     def test(records: Sequence[Record], constants: str) -> Finding | None:
-        rows = select(records, task=task, constants=constants, control=None)
+        whose = (constants, without_phase_a(constants))
+        rows = select(records, task=task, constants=whose, control=None)
         parts = gather(rows, lambda record: record.job["method"])
         means = {
             name: mean
@@ -93,22 +147,32 @@ def _best_of(task: str, row: str, metric: str, among: Sequence[str] = ()) -> Tes
         rival = pick((name for name in means if name != row), key=means.__getitem__)
         ours = f"{means[row]:.4f}; best other {rival} {means[rival]:.4f}"
         difference = _better(parts[row], parts[rival], metric)
+        if (twin := _vanilla(row)) in means and not any(
+            a - b for a, b in shared_trials(metric, parts[row], parts[twin])
+        ):
+            difference = Difference(0.0, 0.0, difference.n)
         return gain(difference, "Against the best other row.", ours=ours)
 
     return test
 
 
 def _doubles_training_time(records: Sequence[Record], constants: str) -> Finding | None:
-    ratios = []
+    logs = []
     for task in TASKS:
         rows = _map_rows(records, task, constants)
         for vanilla, kernel in zip(rows[::2], rows[1::2], strict=True):
             pairs = shared_trials("seconds.cpu", kernel, vanilla)
-            ratios += [ours / theirs for ours, theirs in pairs]
-    if len(ratios) < 2:
+            logs += [math.log(ours / theirs) for ours, theirs in pairs]
+    if len(logs) < 2:
         return None
-    middle = float(np.median(ratios))
-    return Finding(f"{middle:.2f} times (median)", None, verdict(1.5 <= middle <= 2.5))
+    ratio = mean_difference(logs)
+    low, high = (math.exp(end) for end in ratio.interval)
+    ours = f"{math.exp(ratio.mean):.2f} times (95 % interval {low:.2f} to {high:.2f})"
+    note = "Geometric mean over maps and seeds, CPU seconds."
+    criterion = f"Holds if the interval lies in {_DOUBLE[0]:g} to {_DOUBLE[1]:g}, does "
+    criterion += "not if it lies outside."
+    found = within((low, high), *_DOUBLE)
+    return Finding(ours, None, found, note, criterion=criterion)
 
 
 def _beats_bags(task: str) -> Test:
@@ -121,21 +185,28 @@ def _beats_bags(task: str) -> Test:
         rows = ("softmax", *_Q_EQUALS_K)
         best = max(paper_value(task, name, "accuracy") for name in rows)
         top = max(bags, key=lambda record: record.metrics["accuracy"])
-        gap = best - top.metrics["accuracy"]
-        ours = f"{top.job['method']} {top.metrics['accuracy']:.4f} on {top.split}"
-        return Finding(ours, Difference(gap, float("nan"), 1), verdict(gap > 0))
+        found = top.metrics["accuracy"]
+        ours = f"{top.job['method']} {found:.4f} on {top.split}"
+        count = TEST_ROWS[task]
+        variance = (best * (1 - best) + found * (1 - found)) / count
+        note = f"Standard error of two independent shares of {count} texts."
+        difference = Difference(best - found, math.sqrt(variance), count)
+        return gain(difference, note, ours=ours, relevant=0)
 
     return test
 
 
 def _objective_sees_labels(records: Sequence[Record], constants: str) -> Finding | None:
     rows = select(records, method="label-blindness", constants=constants)
-    if not rows:
+    cosine = mean_difference(by_trial(rows, "cosine").values())
+    if cosine.n < 2:
         return None
-    cosine = mean_of(rows, "cosine")
     note = "Cosine of the gradients with true and with shuffled labels; "
     note += "1 is label-blind."
-    return Finding(f"{cosine:.3f}", None, verdict(cosine < 0.5), note)
+    criterion = f"Holds if the 95 % interval is below {_SEEING:g}, does not if above."
+    ours = f"{cosine.mean:.4f} ± {cosine.standard_error:.4f}"
+    found = within(cosine.interval, high=_SEEING)
+    return Finding(ours, None, found, note, criterion=criterion)
 
 
 _SOFTMAXFEAT = "kernel-softmaxfeat"
@@ -163,6 +234,14 @@ TESTS: dict[str, Test] = {
             ("qqp", _SOFTMAXFEAT, "brier"),
             ("rotten_tomatoes", _SOFTMAXFEAT, "accuracy"),
         )
+    },
+    **{
+        f"calibration-{metric}-{task}{suffix}".replace("_", "-"): _gains_of_maps(
+            task, metric, control
+        )
+        for task in TASKS
+        for metric in CALIBRATION
+        for suffix, control in (("", None), ("-beyond-norms", "norm-matched"))
     },
     "doubles-training-time": _doubles_training_time,
     **{f"above-bag-of-words-{task}": _beats_bags(task) for task in TASKS},

@@ -5,7 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from coulomb.experiments.claims import Finding, Result, Verdict, judge_claims, words
+from coulomb.experiments.claims import (
+    COUNTED,
+    Finding,
+    Result,
+    Verdict,
+    judge_claims,
+    words,
+)
 from coulomb.experiments.paper import check_paper
 from coulomb.experiments.records import Record
 from coulomb.experiments.summary import gather
@@ -13,6 +20,8 @@ from coulomb.report.tables import Column, Header, Table, tabulate
 
 _WITH = {
     "paper": "With the paper’s constants",
+    "paper-plain": "With the paper’s constants, drift without the factor N",
+    "paper-main": "With the constants of the paper’s main text",
     "default": "With our defaults",
     "tables": "In the paper’s own tables",
 }
@@ -44,8 +53,10 @@ def _bar(label: str, findings: Sequence[Finding]) -> dict[str, Any]:
         for n in [counts[each]]
     ]
     alt = f"{label}: {', '.join(f'{n} {words}' for _, n, words in parts)}."
-    holds, tested = counts[Verdict.HOLDS], len(findings) - counts[Verdict.UNTESTED]
+    holds, tested = counts[Verdict.HOLDS], sum(counts[each] for each in COUNTED)
     sentence = f"{label}, {holds} of {tested} tested claims hold." if tested else ""
+    if counts[Verdict.OPEN]:
+        sentence += f" {counts[Verdict.OPEN]} are inconclusive."
     return {"label": label, "counts": parts, "alt": alt, "finding": sentence}
 
 
@@ -73,14 +84,14 @@ def _table(results: Sequence[Result]) -> Table:
         (
             *(claim.text, claim.source, finding.constants, claim.paper, finding.ours),
             *(finding.difference or (None,) * 3),
-            *(finding.verdict.value, finding.note),
+            *(finding.verdict.value, finding.criterion, finding.note),
         )
         for claim, findings in results
         for finding in findings
     ]
     columns: list[Header] = ["claim", "source", "constants", "paper", "ours"]
     columns += map(Column, ("difference", "standard error", "trials"))
-    columns += ["verdict", "note"]
+    columns += ["verdict", "criterion", "note"]
     return tabulate("claims", "The paper's claims", columns, rows)
 
 
