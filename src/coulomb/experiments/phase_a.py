@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from coulomb._support.errors import unknown_name
-from coulomb._support.seeds import make_generator
 from coulomb._support.stats import paired_p_value
 from coulomb.experiments.base import (
     AbstractExperiment,

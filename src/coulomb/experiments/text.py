@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from coulomb._support.errors import ParameterError
-from coulomb._support.streams import make_generator
+from coulomb._support.seeds import make_generator
 from coulomb.attention.align.diagnosis import label_cosines
 from coulomb.experiments.base import (
     AbstractExperiment,
