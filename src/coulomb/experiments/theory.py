@@ -172,8 +172,11 @@ class LargeDeviations(_AbstractTheory):
             "cells": 60 if small else 300,
             "configurations": 200 if small else 4000,
         }
-        rows = [common | speed for speed in _SPEEDS]
-        few = {1.0: {"counts": [4, 8, 16]}, 2.0: {"counts": [2, 3, 4, 5], "bridges": 6}}
+        rows: list[Job] = [common | speed for speed in _SPEEDS]
+        few: dict[float, Job] = {
+            1.0: {"counts": [4, 8, 16]},
+            2.0: {"counts": [2, 3, 4, 5], "bridges": 6},
+        }
         return [row | few[row["power"]] for row in rows] if small else rows
 
     def solve(self, job: Job) -> dict[str, Any]:

@@ -122,8 +122,8 @@ def _gains_of_maps(task: str, metric: str, control: str | None = None) -> Test:
         told = "; ".join(f"{words} {each.value}" for each, words in found.values())
         criterion = f"Holds if a gain holds for {_SEVERAL} maps or more, does not if "
         criterion += f"it does not for {len(MAPS) - _SEVERAL + 1} or more."
-        ours = f"{holding} of {len(found)} maps that were run"
-        return Finding(ours, None, verdict, f"{told}.", criterion=criterion)
+        count = f"{holding} of {len(found)} maps that were run"
+        return Finding(count, None, verdict, f"{told}.", criterion=criterion)
 
     return test
 
