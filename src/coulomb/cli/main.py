@@ -13,7 +13,7 @@ from coulomb.cli.doctor import doctor
 from coulomb.cli.experiments import claims, report, reproduce
 from coulomb.cli.linearise import kernels, linearise
 from coulomb.cli.output import Interrupted, say
-from coulomb.cli.text import diagnose, evaluate, predict, runs, train
+from coulomb.cli.text import diagnose, evaluate, export, predict, runs, train
 from coulomb.cli.theory import deviations, meanfield
 
 app = typer.Typer(
@@ -24,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for verb in (demo, doctor, train, evaluate, predict, diagnose, runs):
+for verb in (demo, doctor, train, evaluate, predict, diagnose, runs, export):
     app.command()(verb)
 for verb in (linearise, kernels, reproduce, claims, report, meanfield, deviations):
     app.command()(verb)

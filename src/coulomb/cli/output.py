@@ -70,12 +70,13 @@ class Interrupted(BaseException):
 
 
 @contextmanager
-def resumable(advice: str) -> Iterator[None]:
-    """Say what to do if a signal ends what is inside."""
+def resumable(advice: str, needed: Path | None = None) -> Iterator[None]:
+    """Say what to do if a signal ends what is inside, once there is what is needed."""
     try:
         yield
     except Interrupted as stopped:
-        stopped.advice = f" {advice}"
+        if needed is None or needed.exists():
+            stopped.advice = f" {advice}"
         raise
 
 

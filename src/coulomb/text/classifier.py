@@ -1,5 +1,6 @@
 """A text classifier with scikit-learn's manners."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from coulomb._support.errors import ParameterError
 from coulomb.text import run_folder
 from coulomb.text.data import build_corpus
 from coulomb.text.predictor import Predictor
+from coulomb.text.pretrained import ENCODER, PretrainedEncoder
 from coulomb.text.run_folder import CONFIG, METRICS, WEIGHTS, Config
 from coulomb.text.settings import preset
 from coulomb.text.tokens import choose_vocabulary
@@ -30,10 +32,13 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         A row of the paper's tables, such as "kernel-softmaxfeat", "vanilla-cos2" or
         "softmax"; None for the preset's.
     preset
-        "default", "pairs" (for pairs of texts), "tagging", "paper-main",
+        "default", "pairs" (for pairs of texts), "tagging", "pretrained", "paper-main",
         "paper-supplement" or "paper-plain".
     settings
         Other hyper-parameters by name; see `coulomb.text.TextSettings`.
+    encoder
+        A pretrained encoder: a folder, a name on the Hugging Face hub, or "auto" for
+        one that is installed, with the preset "pretrained"; None trains from scratch.
     vocabulary
         A `vocab.txt` or `tokenizer.json`; None trains a vocabulary on the texts.
     validation_share
@@ -70,6 +75,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         *,
         preset: str = "default",
         settings: Mapping[str, Any] | None = None,
+        encoder: str | Path | None = None,
         vocabulary: str | Path | None = None,
         validation_share: float = 0.1,
         random_state: int = 0,
@@ -78,6 +84,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.attention = attention
         self.preset = preset
         self.settings = settings
+        self.encoder = encoder
         self.vocabulary = vocabulary
         self.validation_share = validation_share
         self.random_state = random_state
@@ -108,7 +115,10 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         changes = {"seed": seed} | dict(self.settings or {})
         if self.attention is not None:
             changes["attention"] = self.attention
-        chosen = preset(self.preset, changes)
+        if self.encoder is not None:
+            changes["encoder"] = str(self.encoder)
+        usual = self.preset == "default" and changes.get("encoder")
+        chosen = preset("pretrained" if usual else self.preset, changes)
         corpus = build_corpus(
             "texts",
             (_as_list("X", X), _as_list("y", y)),
@@ -180,6 +190,9 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "holds other files."
             )
         write_archive(folder / WEIGHTS, predictor.model.state_dict(), {})
+        if isinstance(predictor.model, PretrainedEncoder):
+            shutil.rmtree(folder / ENCODER, ignore_errors=True)
+            predictor.save_pretrained(folder / ENCODER)
         run_folder.write_run(folder, predictor.config, predictor.vocabulary)
         write_json(folder / METRICS, self.metrics_)
 

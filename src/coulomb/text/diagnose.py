@@ -121,8 +121,8 @@ def _set_up(folder: Path, config: Config, corpus: Corpus | None) -> Setup:
     corpus = run_folder.load_corpus(folder, config, corpus)
     setup = set_up(corpus, config.settings, run_folder.load_vocabulary(folder))
     weights, _ = read_tensors(folder / START)
-    run_folder.check_tensors(folder / START, weights, setup.model.state_dict())
-    setup.model.load_state_dict(weights)
+    run_folder.check_tensors(folder / START, weights, setup.scratch.state_dict())
+    setup.scratch.load_state_dict(weights)
     return setup
 
 
@@ -135,7 +135,7 @@ def _read_alignment(folder: Path, setup: Setup) -> AlignmentResult:
     last = load_run(path).state.step
     asked["settings"] = asked["settings"].changed({"max_steps": last})
     try:
-        result = align(setup.model, **asked, resume=path, progress=False)
+        result = align(setup.scratch, **asked, resume=path, progress=False)
     except ParameterError as error:
         raise FileFormatError(f"{path} does not fit {CONFIG}: {error}") from error
     problem = result.problem

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from coulomb._support.checks import check_member
 from coulomb._support.errors import ParameterError
 from coulomb.attention.encoder.encoder import KernelEncoder
+from coulomb.attention.encoder.layout import TokenBatch
 from coulomb.attention.encoder.packed import packed_logits
 from coulomb.attention.layers.base import in_mode
 from coulomb.text.data import Corpus, Split, Text
@@ -103,6 +104,27 @@ def expected_calibration_error(labels: Any, probabilities: Any) -> float:
     """
     y, p = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
     return _binned_gap(p.max(axis=1), p.argmax(axis=1) == y)
+
+
+def fit_temperature(scores: Tensor, labels: Tensor) -> float:
+    """Find the `T` for which `softmax(scores / T)` makes labels the most likely.
+
+    Examples
+    --------
+    >>> sure = torch.tensor([[0.9, 0.1]] * 4).log()  # right three times of four
+    >>> round(fit_temperature(sure, torch.tensor([0, 0, 0, 1])), 3)
+    2.0
+    """
+    from scipy.optimize import minimize_scalar
+
+    exact = scores.double()
+
+    def loss(logarithm: float) -> float:
+        cooled = exact / math.exp(logarithm)
+        return float(torch.nn.functional.cross_entropy(cooled, labels))
+
+    found = minimize_scalar(loss, bounds=(-3, 3), options={"xatol": 1e-6})
+    return math.exp(float(found.x))
 
 
 def paper_calibration_error(labels: Any, probabilities: Any) -> float:
@@ -247,7 +269,17 @@ def _prf(both: int, said: int, there: int) -> tuple[float, float, float]:
 _TOKENS = 8192  # that are evaluated together
 
 
-def log_probabilities(model: KernelEncoder, rows: TokenRows) -> Tensor:
+def logits_of(
+    model: nn.Module, batch: TokenBatch, dropout_seed: int | None = None
+) -> Tensor:
+    """Evaluate an encoder, drawn here or pretrained, on packed tokens."""
+    if isinstance(model, KernelEncoder):
+        return packed_logits(model, batch, dropout_seed=dropout_seed)
+    logits: Tensor = model(batch, dropout_seed)
+    return logits
+
+
+def log_probabilities(model: Any, rows: TokenRows) -> Tensor:
     """Evaluate a model on all texts, without dropout."""
     by_token = model.settings.head == "token"
     # Texts of like length together: attention that pads inside wastes least.
@@ -258,7 +290,7 @@ def log_probabilities(model: KernelEncoder, rows: TokenRows) -> Tensor:
     out = torch.empty(size, model.settings.n_classes)
     with in_mode(model, train=False), torch.no_grad():
         for some in torch.split(order, [size for size in sizes if size]):
-            logits = packed_logits(model, rows.batch(some)).log_softmax(dim=-1)
+            logits = logits_of(model, rows.batch(some)).log_softmax(dim=-1)
             out[rows.places(some)[0] if by_token else some] = logits
     return out
 
@@ -293,7 +325,7 @@ def judged_by(kind: str, classes: tuple[Any, ...]) -> str:
 
 
 def score_split(
-    model: KernelEncoder, rows: TokenRows, split: Split, classes: tuple[Any, ...]
+    model: Any, rows: TokenRows, split: Split, classes: tuple[Any, ...]
 ) -> dict[str, Any]:
     """Compute the metrics of a model on a split with labels."""
     scores = log_probabilities(model, rows)

@@ -10,10 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coulomb._support.archive import write_archive, write_folder
 from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.text import run_folder
 from coulomb.text.data import Split, check_pairs, check_texts
 from coulomb.text.evaluate import log_probabilities, score_split, tag_words
+from coulomb.text.pretrained import (
+    ENCODER,
+    PretrainedEncoder,
+    find_encoder,
+    load_tokenizer,
+    with_shape,
+)
 from coulomb.text.run_folder import CONFIG, WEIGHTS, Config, check_tensors
 from coulomb.text.setup import build_model
 from coulomb.text.tokens import Vocabulary, encode_split
@@ -32,6 +40,9 @@ class Predictor:
         Of the encoder, by name.
     source
         Where they are from, for messages.
+    encoder
+        The folder of the pretrained encoder they belong to; None to look for it again
+        if there is one.
     """
 
     def __init__(
@@ -40,8 +51,18 @@ class Predictor:
         vocabulary: Vocabulary,
         weights: dict[str, Tensor],
         source: str | Path = WEIGHTS,
+        *,
+        encoder: Path | None = None,
     ) -> None:
         self.config, self.vocabulary = config, vocabulary
+        self.model: Any = None
+        if config.settings.model.encoder:
+            self.encoder = encoder or find_encoder(config.settings.model.encoder)
+            self.model = with_shape(self.encoder, config, weights)
+            check_tensors(source, weights, self.model.state_dict())
+            self.model.load_state_dict(weights)
+            self.model.eval()
+            return
         sizes = {"vocab_size": vocabulary.size, "n_classes": len(config.classes)}
         build = partial(build_model, config.settings, kind=config.kind, **sizes)
         # Layers cost time to make even where no memory is behind their tensors.
@@ -79,7 +100,39 @@ class Predictor:
             )
         vocabulary = run_folder.load_vocabulary(folder)
         weights, _ = run_folder.read_tensors(folder / WEIGHTS)
-        return cls(config, vocabulary, weights, folder / WEIGHTS)
+        encoder = folder / ENCODER if config.settings.model.encoder else None
+        return cls(config, vocabulary, weights, folder / WEIGHTS, encoder=encoder)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Export a fine-tuned encoder: `AutoModel` and `AutoTokenizer` load the folder.
+
+        The head is in `head.safetensors`, "weight" and "bias", for the pooled last
+        states of a text (their mean, or the first with `pooling="cls"`), or for each
+        token; the configuration has the names of the classes, `id2label`. Before a
+        linear encoder is loaded, call `coulomb.linearise.register()`.
+
+        Parameters
+        ----------
+        folder
+            New or empty.
+        """
+        if not self.config.settings.model.encoder:
+            raise ParameterError(
+                "`run` must have a pretrained encoder to be exported; this one was "
+                "trained from scratch. Train with `--encoder`."
+            )
+        model: PretrainedEncoder = self.model
+        names = {number: str(name) for number, name in enumerate(self.classes)}
+        model.body.config.id2label = names
+        model.body.config.label2id = {name: number for number, name in names.items()}
+        tokenizer = load_tokenizer(self.encoder, self.config.kind)
+
+        def write(path: Path) -> None:
+            model.save_pretrained(path, tokenizer)
+            head = {"weight": model.head.weight, "bias": model.head.bias}
+            write_archive(path / "head.safetensors", head, {"classes": names})
+
+        write_folder(Path(folder), write)
 
     @property
     def classes(self) -> tuple[Any, ...]:

@@ -37,6 +37,7 @@ FORMAT = "coulomb-text-1"
 CONFIG = "config.json"
 VOCABULARY = "vocabulary.json"
 WEIGHTS = "weights.safetensors"
+BEST = "best.safetensors"  # of a pretrained encoder, until its weights are complete
 PARTICLES = "particles.safetensors"
 CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.json"
@@ -319,8 +320,8 @@ class Store:
     Without a folder it holds the best weights and the history, and cannot be resumed.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | None = None, weights: str = WEIGHTS) -> None:
+        self.folder, self._weights = folder, weights
         self._records: list[dict[str, Any]] = []
         self._best: dict[str, Tensor] = {}
 
@@ -365,13 +366,13 @@ class Store:
         if self.folder is None:
             self._best = dict(weights)
         else:
-            write_archive(self.folder / WEIGHTS, weights, {})
+            write_archive(self.folder / self._weights, weights, {})
 
     def best(self) -> dict[str, Tensor]:
         """Give the best weights."""
         if self.folder is None:
             return self._best
-        return read_tensors(self.folder / WEIGHTS)[0]
+        return read_tensors(self.folder / self._weights)[0]
 
     def history(self) -> list[dict[str, Any]]:
         """Give all records."""

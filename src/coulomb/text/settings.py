@@ -92,8 +92,18 @@ class ModelSettings:
 
     Parameters
     ----------
+    encoder
+        A pretrained encoder: the folder of a BERT, RoBERTa, DistilBERT or MPNet, a name
+        on the Hugging Face hub, or "auto" for one that is installed. Empty for an
+        encoder that is trained from scratch. A pretrained one has a shape and positions
+        of its own, whatever is said below.
     attention
-        The row of the paper's tables; see `VARIANTS`.
+        The row of the paper's tables; see `VARIANTS`. Of a pretrained encoder
+        "softmax", "linear" (particles learned on the training texts, without labels),
+        or "auto", which is linear for texts of 500 tokens or more.
+    linearise
+        Whether a pretrained encoder becomes linear "before" it is fine-tuned, or
+        "after".
     n_layers, width, n_heads, ffn_width
         The encoder's shape.
     dropout
@@ -116,7 +126,12 @@ class ModelSettings:
     """
 
     attention: str = _about(
-        "Row of the paper's tables, or softmax, ...", "kernel-softmaxfeat"
+        "Row of the paper's tables, softmax, or with --encoder linear or auto.",
+        "kernel-softmaxfeat",
+    )
+    encoder: str = _about("Pretrained: folder, hub name, or auto.", "")
+    linearise: Literal["before", "after"] = _about(
+        "Linear attention before or after fine-tuning.", "before"
     )
     n_layers: int = _about("Layers.", 2, at_most=1000)
     width: int = _about("Width of a token's state.", 128)
@@ -226,6 +241,9 @@ class TrainSettings:
 
     Parameters
     ----------
+    tune
+        What is trained of a pretrained encoder: "all" of it, or its "head" alone, in
+        closed form, for few labels.
     epochs
         Of Phase B.
     min_steps
@@ -249,6 +267,7 @@ class TrainSettings:
         Of everything drawn.
     """
 
+    tune: Literal["all", "head"] = _about("What is trained of --encoder.", "all")
     epochs: int = _about("Epochs of cross-entropy.", 2, 10)
     min_steps: int = _about("Steps of Phase B, at least.", 500, 0, at_least=0)
     batch_size: int = _about("Texts of a step.", 64)
@@ -290,7 +309,11 @@ _LATER = {
     "align_shifts": "",
     "align_sampler": "langevin",
     "average_epochs": 0.0,
+    "encoder": "",
+    "linearise": "before",
+    "tune": "all",
 }
+OF_PRETRAINED = ("auto", "softmax", "linear")
 
 
 @dataclass(frozen=True, init=False)
@@ -353,7 +376,15 @@ class TextSettings:
 
     def _check_together(self) -> None:
         model, align, train = self.model, self.align, self.train
-        find_variant(model.attention)
+        if model.encoder and model.attention not in OF_PRETRAINED:
+            raise ParameterError(
+                f"`attention` must be one of {', '.join(OF_PRETRAINED)} with `encoder`;"
+                f" got {model.attention!r}. Use the preset 'pretrained'."
+            )
+        if not model.encoder:
+            find_variant(model.attention)
+            if train.tune != "all":
+                raise ParameterError("`tune` must be 'all' without `encoder`.")
         if align.shifts:
             read_shifts(align.shifts)
         if model.width % model.n_heads:
@@ -497,10 +528,32 @@ _PAPER_MAIN = _PAPER_SUPPLEMENT.changed(
 # how its presets were read here at first.
 _PAPER_PLAIN = _PAPER_SUPPLEMENT.changed({"align_drift": "plain"})
 
+# For pretrained encoders: usual values of fine-tuning small ones, not tuned. Rare words
+# keep what they mean.
+_PRETRAINED = _DEFAULT.changed(
+    {
+        "encoder": "auto",
+        "attention": "auto",
+        "max_length": 256,
+        "n_features": 64,
+        "epochs": 3,
+        "min_steps": 0,
+        "batch_size": 32,
+        "optimiser": "adamw",
+        "lr": 1e-4,
+        "weight_decay": 0.01,
+        "word_dropout": 0.0,
+        "rare_tokens": 0,
+        "average_epochs": 0.0,
+        "dropout": 0.1,
+    }
+)
+
 PRESETS = {
     "default": _DEFAULT,
     "tagging": _TAGGING,
     "pairs": _PAIRS,
+    "pretrained": _PRETRAINED,
     "paper-main": _PAPER_MAIN,
     "paper-plain": _PAPER_PLAIN,
     "paper-supplement": _PAPER_SUPPLEMENT,

