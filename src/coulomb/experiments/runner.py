@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +24,6 @@ from coulomb._version import __version__
 from coulomb.experiments.base import Settings, experiments
 from coulomb.experiments.records import (
     FILE,
-    FRAMES,
     Job,
     Record,
     append_records,
@@ -174,28 +172,8 @@ def write_sample(
         records = [record for job in plan for record in _invent(name, job)]
         (folder / FILE).unlink(missing_ok=True)
         append_records(folder / FILE, records)
-        if name == "noise":
-            write_json(folder / FRAMES, invent_frames())
-
-
-def invent_frames() -> dict[str, Any]:
-    """Invent the file of an animation."""
-    rng = np.random.default_rng(0)
-    walk = rng.normal(size=(20, 40, 2)).cumsum(axis=0) * 0.2
-    kernel = np.corrcoef(rng.normal(size=(12, 4))).round(3).tolist()
-    run = {
-        "title": "Invented",
-        "constants": "default",
-        "axes": ["frequency along x1", "frequency along x5"],
-        "radius": None,
-        "steps": list(range(20)),
-        "positions": walk.round(3).tolist(),
-        "energy": (-np.linspace(0, 1, 20)).round(4).tolist(),
-        "alignment": np.linspace(0, 1, 20).round(4).tolist(),
-        "kernels": [{"frame": frame, "values": kernel} for frame in (0, 19)],
-        "kernel_labels": [-1] * 6 + [1] * 6,
-    }
-    return {"runs": [run]}
+        for file, make in experiments.build(name).extras(Settings("smoke")).items():
+            write_json(folder / file, make())
 
 
 def _invent(name: str, job: Job) -> list[Record]:

@@ -1,10 +1,11 @@
 """What the paper claims, what our records say to it, and a verdict.
 
-The sentences are data, `paper_values/claims.csv`; each has a test in one of the modules
-beside this one, under the same name.
+The sentences are data, `paper_values/claims.csv`; each names its test, a function of
+one of the modules beside this one, and the arguments it takes there.
 """
 
 import enum
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,7 +48,7 @@ class Finding:
     criterion: str = ""
 
 
-Test = Callable[[Sequence[Record], str], Finding | None]
+Test = Callable[..., Finding | None]
 """Judges the records of an experiment, with a set of constants."""
 
 
@@ -62,6 +63,7 @@ class Claim:
     paper: str
     text: str
     test: Test
+    where: Mapping[str, Any]  # further arguments of the test
 
 
 class Result(NamedTuple):
@@ -81,11 +83,14 @@ def all_claims() -> list[Claim]:
     """
     from coulomb.experiments.claims import synthetic, text, theory
 
-    tests = synthetic.TESTS | text.TESTS | theory.TESTS
+    tests = vars(theory) | vars(text) | vars(synthetic)
     return [
-        Claim(**line | {"constants": tuple(line["constants"].split())}, test=test)
+        Claim(
+            **line
+            | {"constants": tuple(line["constants"].split())}
+            | {"test": tests[line["test"]], "where": json.loads(line["where"])}
+        )
         for line in paper_table("claims")
-        for test in [tests[line["name"]]]
     ]
 
 
@@ -118,7 +123,7 @@ def judge_claims(evidence: Evidence, problems: list[str] | None = None) -> list[
                 if records and is_smoke(records):
                     note = SMOKE
                 elif records:
-                    found = claim.test(records, constants)
+                    found = claim.test(records, constants, **claim.where)
             except _BROKEN as error:
                 if problems is None:
                     raise

@@ -9,7 +9,6 @@ import numpy as np
 from coulomb._support.stats import Difference, mean_difference
 from coulomb.experiments.claims import (
     Finding,
-    Test,
     agrees,
     compare,
     gain,
@@ -44,18 +43,21 @@ def _baseline(records: Sequence[Record], method: str, **where: object) -> list[R
     return select(records, method=method, constants="paper", design=42, **where)
 
 
-def _beats(method: str, metric: str = _METRIC, **where: object) -> Test:
+def beats(
+    records: Sequence[Record],
+    constants: str,
+    *,
+    method: str,
+    metric: str = _METRIC,
+    **where: object,
+) -> Finding | None:
     """Test that learned particles have more of a metric than a method."""
-
-    def test(records: Sequence[Record], constants: str) -> Finding | None:
-        ours, control = (
-            learned(records, constants, control=control, **where)
-            for control in (None, "norm-matched")
-        )
-        note = f"Over its norm-matched control {words(paired(ours, control, metric))}."
-        return compare(ours, _baseline(records, method, **where), metric, note)
-
-    return test
+    ours, control = (
+        learned(records, constants, control=control, **where)
+        for control in (None, "norm-matched")
+    )
+    note = f"Over its norm-matched control {words(paired(ours, control, metric))}."
+    return compare(ours, _baseline(records, method, **where), metric, note)
 
 
 def _at_budgets(
@@ -66,14 +68,16 @@ def _at_budgets(
     return ours + [_baseline(records, "fixed", n_components=n) for n in budgets]
 
 
-def _gap_widens(records: Sequence[Record], constants: str) -> Finding | None:
+def gap_widens(records: Sequence[Record], constants: str) -> Finding | None:
+    """Test that the gap to fixed features grows with their number."""
     many, few, fixed_many, fixed_few = _at_budgets(records, constants, 256, 16)
     trials = shared_trials(_METRIC, many, fixed_many, few, fixed_few)
     difference = mean_difference((a - b) - (c - d) for a, b, c, d in trials)
     return gain(difference, "Gap at D = 256 minus gap at D = 16.")
 
 
-def _retains_90_percent(records: Sequence[Record], constants: str) -> Finding | None:
+def retains_90_percent(records: Sequence[Record], constants: str) -> Finding | None:
+    """Test that 64 features retain roughly what 256 have."""
     many, few, *_ = _at_budgets(records, constants, 256, 64)
     share = mean_difference(b / a for a, b in shared_trials(_METRIC, many, few))
     if share.n < 2:
@@ -86,7 +90,8 @@ def _retains_90_percent(records: Sequence[Record], constants: str) -> Finding | 
     return Finding(ours, None, found, note, criterion=criterion)
 
 
-def _fixed_degrades_more(records: Sequence[Record], constants: str) -> Finding | None:
+def fixed_degrades_more(records: Sequence[Record], constants: str) -> Finding | None:
+    """Test that fixed features keep less of it than learned ones."""
     many, few, fixed_many, fixed_few = _at_budgets(records, constants, 256, 64)
     trials = shared_trials(_METRIC, many, few, fixed_many, fixed_few)
     difference = mean_difference(b / a - d / c for a, b, c, d in trials)
@@ -96,7 +101,8 @@ def _fixed_degrades_more(records: Sequence[Record], constants: str) -> Finding |
     return gain(difference, note, ours=told)
 
 
-def _tuned_svm_best(records: Sequence[Record], constants: str) -> Finding | None:
+def tuned_svm_best(records: Sequence[Record], constants: str) -> Finding | None:
+    """Test that no other method is better than the tuned machine."""
     records = select(records, control=None, design=42, n_features=5)
     tuned = select(records, method="svm", gamma=0.5)
     if constants == "default":
@@ -112,7 +118,8 @@ def _tuned_svm_best(records: Sequence[Record], constants: str) -> Finding | None
     return compare(tuned, others[best], _METRIC, f"Against the best other: {best}.")
 
 
-def _misspecified_svm(records: Sequence[Record], constants: str) -> Finding | None:
+def misspecified_svm(records: Sequence[Record], constants: str) -> Finding | None:
+    """Test that both wrong bandwidths lose."""
     rows = select(records, method="svm", noise=(1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0))
     good = select(rows, gamma=0.5)
     gaps = {g: paired(good, select(rows, gamma=g), _METRIC) for g in (0.01, 100.0)}
@@ -133,7 +140,8 @@ def _langevin_law(
     return ours, (low, high)
 
 
-def _langevin_exponent(records: Sequence[Record], constants: str) -> Finding | None:
+def langevin_exponent(records: Sequence[Record], constants: str) -> Finding | None:
+    """Test that the seconds grow with the published power."""
     law = _langevin_law(records, constants)
     if law is None:
         return None
@@ -150,7 +158,8 @@ def _langevin_exponent(records: Sequence[Record], constants: str) -> Finding | N
     return Finding(law[0], None, found, note, criterion=criterion)
 
 
-def _langevin_sublinear(records: Sequence[Record], constants: str) -> Finding | None:
+def langevin_sublinear(records: Sequence[Record], constants: str) -> Finding | None:
+    """Test that the seconds grow more slowly than the samples."""
     law = _langevin_law(records, constants)
     if law is None:
         return None
@@ -158,7 +167,8 @@ def _langevin_sublinear(records: Sequence[Record], constants: str) -> Finding | 
     return Finding(law[0], None, within(law[1], high=1.0), criterion=criterion)
 
 
-def _runtime_order(records: Sequence[Record], constants: str) -> Finding | None:
+def runtime_order(records: Sequence[Record], constants: str) -> Finding | None:
+    """Test that exponents fall from kernels to machines to features."""
     laws = {
         law["method"]: law for law in power_laws(select(records, constants="paper"))
     }
@@ -188,19 +198,23 @@ def _strengths(
     return select(records, strength=strengths, **wanted)
 
 
-def _stronger(ours: Sequence[float], theirs: Sequence[float], **where: object) -> Test:
+def stronger(
+    records: Sequence[Record],
+    constants: str,
+    *,
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    **where: object,
+) -> Finding | None:
     """Test that some strengths of the repulsion are better than others."""
     these, those = (", ".join(f"{s:g}" for s in part) for part in (ours, theirs))
     note = f"lambda in {{{these}}} minus lambda in {{{those}}}."
-
-    def test(records: Sequence[Record], constants: str) -> Finding | None:
-        a, b = (_strengths(records, constants, *s, **where) for s in (ours, theirs))
-        return compare(a, b, _METRIC, note)
-
-    return test
+    a, b = (_strengths(records, constants, *s, **where) for s in (ours, theirs))
+    return compare(a, b, _METRIC, note)
 
 
-def _repulsion_beats_fixed(records: Sequence[Record], constants: str) -> Finding | None:
+def repulsion_beats_fixed(records: Sequence[Record], constants: str) -> Finding | None:
+    """Test that repelled particles are better than fixed ones."""
     ours = _strengths(records, constants, *_NONZERO, noise=_MODERATE)
     return compare(ours, _baseline(records, "fixed", noise=_MODERATE), _METRIC)
 
@@ -216,7 +230,8 @@ def _spread(records: Sequence[Record], constants: str, *noise: float) -> Differe
     return paired(ranked[-1], ranked[0], _METRIC)
 
 
-def _small_noise_no_effect(records: Sequence[Record], constants: str) -> Finding | None:
+def small_noise_no_effect(records: Sequence[Record], constants: str) -> Finding | None:
+    """Test that strengths differ little without noise."""
     spread = _spread(records, constants, 1e-5, 1e-4, 1e-3)
     if spread.n < 2:
         return None
@@ -226,7 +241,8 @@ def _small_noise_no_effect(records: Sequence[Record], constants: str) -> Finding
     return Finding(words(spread), spread, found, note, criterion=criterion)
 
 
-def _smaller_variance(records: Sequence[Record], constants: str) -> Finding | None:
+def smaller_variance(records: Sequence[Record], constants: str) -> Finding | None:
+    """Test that repelled particles scatter less."""
     logs, counts = [], []
     for noise in _MODERATE:
         where = {"noise": noise, "exponent": 0.0}
@@ -250,9 +266,10 @@ def _smaller_variance(records: Sequence[Record], constants: str) -> Finding | No
     return gain(ratio, note, relevant=0)
 
 
-def _large_noise_gaps_narrow(
+def large_noise_gaps_narrow(
     records: Sequence[Record], constants: str
 ) -> Finding | None:
+    """Test that strengths differ less where noise is extreme."""
     moderate = _spread(records, constants, 1.0)
     extreme = _spread(records, constants, 1e3, 1e4, 1e5)
     error = math.hypot(moderate.standard_error, extreme.standard_error)
@@ -261,27 +278,3 @@ def _large_noise_gaps_narrow(
     return gain(
         difference, "Spread over strengths at sigma = 1 minus at extreme noise."
     )
-
-
-TESTS: dict[str, Test] = {
-    "moderate-noise-fixed": _beats("fixed", noise=_MODERATE),
-    "moderate-noise-importance": _beats("importance", noise=_MODERATE),
-    "gap-widens": _gap_widens,
-    "retains-90-percent": _retains_90_percent,
-    "fixed-degrades-more": _fixed_degrades_more,
-    "tuned-svm-best": _tuned_svm_best,
-    "misspecified-svm": _misspecified_svm,
-    "clear-gain-fixed-accuracy": _beats("fixed", n_features=5),
-    "clear-gain-fixed-f1": _beats("fixed", "f1", n_features=5),
-    "clear-gain-importance-accuracy": _beats("importance", n_features=5),
-    "langevin-exponent": _langevin_exponent,
-    "langevin-sublinear": _langevin_sublinear,
-    "runtime-order": _runtime_order,
-    "small-noise-no-effect": _small_noise_no_effect,
-    "repulsion-beats-fixed": _repulsion_beats_fixed,
-    "repulsion-beats-none": _stronger(_NONZERO, [0.0], noise=_MODERATE),
-    "best-strength": _stronger([0.5, 0.8, 1.0], [0.0, 0.2, 1.5], noise=_MODERATE),
-    "smaller-variance": _smaller_variance,
-    "large-noise-gaps-narrow": _large_noise_gaps_narrow,
-    "too-strong": _stronger([0.5], [1.5]),
-}

@@ -9,7 +9,6 @@ import numpy as np
 from coulomb._support.stats import Difference, mean_difference
 from coulomb.experiments.claims import (
     Finding,
-    Test,
     Verdict,
     gain,
     versus,
@@ -19,7 +18,6 @@ from coulomb.experiments.claims import (
 from coulomb.experiments.paper import MAPS, TASKS, TEST_ROWS, paper_value
 from coulomb.experiments.records import Record
 from coulomb.experiments.summary import (
-    CALIBRATION,
     by_trial,
     gather,
     mean_of,
@@ -63,100 +61,104 @@ def _better(
     return difference._replace(mean=sign * difference.mean)
 
 
-def _mean_gain(task: str) -> Test:
+def mean_gain(
+    records: Sequence[Record], constants: str, *, task: str
+) -> Finding | None:
     """Test that Kernel rows are better than Vanilla rows, on average over the maps."""
-
-    def test(records: Sequence[Record], constants: str) -> Finding | None:
-        trials = shared_trials("accuracy", *_map_rows(records, task, constants))
-        gaps = [float(np.mean(np.subtract(t[1::2], t[::2]))) for t in trials]
-        return gain(mean_difference(gaps), "Mean over maps, paired by seed.")
-
-    return test
+    trials = shared_trials("accuracy", *_map_rows(records, task, constants))
+    gaps = [float(np.mean(np.subtract(t[1::2], t[::2]))) for t in trials]
+    return gain(mean_difference(gaps), "Mean over maps, paired by seed.")
 
 
 def _vanilla(row: str) -> str:
     return row.replace("kernel", "vanilla", 1)
 
 
-def _gain_of(task: str, row: str, metric: str) -> Test:
+def gain_of(
+    records: Sequence[Record], constants: str, *, task: str, row: str, metric: str
+) -> Finding | None:
     """Test that a Kernel row is better than its Vanilla row."""
-
-    def test(records: Sequence[Record], constants: str) -> Finding | None:
-        ours = _rows(records, task, constants, row)
-        theirs = _rows(records, task, constants, _vanilla(row))
-        told = [
-            f"{name} {words(_better(ours, control, metric))}"
-            for name in ("norm-matched", "noise-only")
-            if (control := _rows(records, task, constants, row, control=name))
-        ]
-        note = f"Better than its controls by: {', '.join(told)}." if told else ""
-        means = versus(ours, theirs, metric)
-        return gain(_better(ours, theirs, metric), note, ours=means)
-
-    return test
+    ours = _rows(records, task, constants, row)
+    theirs = _rows(records, task, constants, _vanilla(row))
+    told = [
+        f"{name} {words(_better(ours, control, metric))}"
+        for name in ("norm-matched", "noise-only")
+        if (control := _rows(records, task, constants, row, control=name))
+    ]
+    note = f"Better than its controls by: {', '.join(told)}." if told else ""
+    means = versus(ours, theirs, metric)
+    return gain(_better(ours, theirs, metric), note, ours=means)
 
 
-def _gains_of_maps(task: str, metric: str, control: str | None = None) -> Test:
+def gains_of_maps(
+    records: Sequence[Record],
+    constants: str,
+    *,
+    task: str,
+    metric: str,
+    control: str | None = None,
+) -> Finding | None:
     """Test that several Kernel rows are better than Vanilla, or than their control."""
-
-    def test(records: Sequence[Record], constants: str) -> Finding | None:
-        found = {}
-        for name in MAPS:
-            row = f"kernel-{name}"
-            rival = row if control else _vanilla(row)
-            ours = _rows(records, task, constants, row)
-            theirs = _rows(records, task, constants, rival, control=control)
-            each = gain(_better(ours, theirs, metric))
-            if each is not None and each.difference is not None:
-                found[name] = each.verdict, f"{name} {words(each.difference)}"
-        if not found:
-            return None
-        verdicts = [each for each, _ in found.values()]
-        holding = verdicts.count(Verdict.HOLDS)
-        lost = verdicts.count(Verdict.FAILS) + verdicts.count(Verdict.VOID)
-        verdict = Verdict.FAILS if lost > len(MAPS) - _SEVERAL else Verdict.OPEN
-        if holding >= _SEVERAL:
-            verdict = Verdict.HOLDS
-        elif set(verdicts) == {Verdict.VOID}:
-            verdict = Verdict.VOID
-        told = "; ".join(f"{words} {each.value}" for each, words in found.values())
-        criterion = f"Holds if a gain holds for {_SEVERAL} maps or more, does not if "
-        criterion += f"it does not for {len(MAPS) - _SEVERAL + 1} or more."
-        count = f"{holding} of {len(found)} maps that were run"
-        return Finding(count, None, verdict, f"{told}.", criterion=criterion)
-
-    return test
+    found = {}
+    for name in MAPS:
+        row = f"kernel-{name}"
+        rival = row if control else _vanilla(row)
+        ours = _rows(records, task, constants, row)
+        theirs = _rows(records, task, constants, rival, control=control)
+        each = gain(_better(ours, theirs, metric))
+        if each is not None and each.difference is not None:
+            found[name] = each.verdict, f"{name} {words(each.difference)}"
+    if not found:
+        return None
+    verdicts = [each for each, _ in found.values()]
+    holding = verdicts.count(Verdict.HOLDS)
+    lost = verdicts.count(Verdict.FAILS) + verdicts.count(Verdict.VOID)
+    verdict = Verdict.FAILS if lost > len(MAPS) - _SEVERAL else Verdict.OPEN
+    if holding >= _SEVERAL:
+        verdict = Verdict.HOLDS
+    elif set(verdicts) == {Verdict.VOID}:
+        verdict = Verdict.VOID
+    told = "; ".join(f"{words} {each.value}" for each, words in found.values())
+    criterion = f"Holds if a gain holds for {_SEVERAL} maps or more, does not if "
+    criterion += f"it does not for {len(MAPS) - _SEVERAL + 1} or more."
+    count = f"{holding} of {len(found)} maps that were run"
+    return Finding(count, None, verdict, f"{told}.", criterion=criterion)
 
 
-def _best_of(task: str, row: str, metric: str, among: Sequence[str] = ()) -> Test:
-    """Test that a row is better than the best other one."""
+def best_of(
+    records: Sequence[Record],
+    constants: str,
+    *,
+    task: str,
+    row: str,
+    metric: str,
+    tied: bool = False,
+) -> Finding | None:
+    """Test that a row is better than the best other one, or one with Q = K."""
+    whose = (constants, without_phase_a(constants))
+    rows = select(records, task=task, constants=whose, control=None)
+    parts = gather(rows, lambda record: record.job["method"])
+    means = {
+        name: mean
+        for name, part in parts.items()
+        if name in (_Q_EQUALS_K if tied else set(parts).difference(_BAGS))
+        and not np.isnan(mean := mean_of(part, metric))
+    }
+    if row not in means or len(means) < 2:
+        return None
+    pick = min if metric in LOWER_IS_BETTER else max
+    rival = pick((name for name in means if name != row), key=means.__getitem__)
+    ours = f"{means[row]:.4f}; best other {rival} {means[rival]:.4f}"
+    difference = _better(parts[row], parts[rival], metric)
+    if (twin := _vanilla(row)) in means and not any(
+        a - b for a, b in shared_trials(metric, parts[row], parts[twin])
+    ):
+        difference = Difference(0.0, 0.0, difference.n)
+    return gain(difference, "Against the best other row.", ours=ours)
 
-    def test(records: Sequence[Record], constants: str) -> Finding | None:
-        whose = (constants, without_phase_a(constants))
-        rows = select(records, task=task, constants=whose, control=None)
-        parts = gather(rows, lambda record: record.job["method"])
-        means = {
-            name: mean
-            for name, part in parts.items()
-            if name in (among or set(parts).difference(_BAGS))
-            and not np.isnan(mean := mean_of(part, metric))
-        }
-        if row not in means or len(means) < 2:
-            return None
-        pick = min if metric in LOWER_IS_BETTER else max
-        rival = pick((name for name in means if name != row), key=means.__getitem__)
-        ours = f"{means[row]:.4f}; best other {rival} {means[rival]:.4f}"
-        difference = _better(parts[row], parts[rival], metric)
-        if (twin := _vanilla(row)) in means and not any(
-            a - b for a, b in shared_trials(metric, parts[row], parts[twin])
-        ):
-            difference = Difference(0.0, 0.0, difference.n)
-        return gain(difference, "Against the best other row.", ours=ours)
 
-    return test
-
-
-def _doubles_training_time(records: Sequence[Record], constants: str) -> Finding | None:
+def doubles_training_time(records: Sequence[Record], constants: str) -> Finding | None:
+    """Test that Phase A takes as long as all the rest."""
     logs = []
     for task in TASKS:
         rows = _map_rows(records, task, constants)
@@ -175,28 +177,27 @@ def _doubles_training_time(records: Sequence[Record], constants: str) -> Finding
     return Finding(ours, None, found, note, criterion=criterion)
 
 
-def _beats_bags(task: str) -> Test:
+def beats_bags(
+    records: Sequence[Record], constants: str, *, task: str
+) -> Finding | None:
     """Test that the best published row is better than bags of words trained here."""
-
-    def test(records: Sequence[Record], constants: str) -> Finding | None:
-        bags = select(records, task=task, method=_BAGS)
-        if not bags:
-            return None
-        rows = ("softmax", *_Q_EQUALS_K)
-        best = max(paper_value(task, name, "accuracy") for name in rows)
-        top = max(bags, key=lambda record: record.metrics["accuracy"])
-        found = top.metrics["accuracy"]
-        ours = f"{top.job['method']} {found:.4f} on {top.split}"
-        count = TEST_ROWS[task]
-        variance = (best * (1 - best) + found * (1 - found)) / count
-        note = f"Standard error of two independent shares of {count} texts."
-        difference = Difference(best - found, math.sqrt(variance), count)
-        return gain(difference, note, ours=ours, relevant=0)
-
-    return test
+    bags = select(records, task=task, method=_BAGS)
+    if not bags:
+        return None
+    rows = ("softmax", *_Q_EQUALS_K)
+    best = max(paper_value(task, name, "accuracy") for name in rows)
+    top = max(bags, key=lambda record: record.metrics["accuracy"])
+    found = top.metrics["accuracy"]
+    ours = f"{top.job['method']} {found:.4f} on {top.split}"
+    count = TEST_ROWS[task]
+    variance = (best * (1 - best) + found * (1 - found)) / count
+    note = f"Standard error of two independent shares of {count} texts."
+    difference = Difference(best - found, math.sqrt(variance), count)
+    return gain(difference, note, ours=ours, relevant=0)
 
 
-def _objective_sees_labels(records: Sequence[Record], constants: str) -> Finding | None:
+def objective_sees_labels(records: Sequence[Record], constants: str) -> Finding | None:
+    """Test that shuffled labels give the objective another gradient."""
     rows = select(records, method="label-blindness", constants=constants)
     cosine = mean_difference(by_trial(rows, "cosine").values())
     if cosine.n < 2:
@@ -207,43 +208,3 @@ def _objective_sees_labels(records: Sequence[Record], constants: str) -> Finding
     ours = f"{cosine.mean:.4f} ± {cosine.standard_error:.4f}"
     found = within(cosine.interval, high=_SEEING)
     return Finding(ours, None, found, note, criterion=criterion)
-
-
-_SOFTMAXFEAT = "kernel-softmaxfeat"
-
-TESTS: dict[str, Test] = {
-    **{f"kernel-helps-{task}": _mean_gain(task) for task in TASKS},
-    "best-accuracy-sst2": _best_of("sst2", "kernel-porf-softplus", "accuracy"),
-    "best-mcc-sst2": _best_of("sst2", "kernel-porf-softplus", "mcc"),
-    "best-ece-sst2": _best_of("sst2", "kernel-favor", "ece"),
-    "best-brier-sst2": _best_of("sst2", "kernel-cos2", "brier"),
-    "best-accuracy-qqp": _best_of("qqp", _SOFTMAXFEAT, "accuracy", _Q_EQUALS_K),
-    **{
-        f"best-{metric}-rotten-tomatoes".replace("_", "-"): _best_of(
-            "rotten_tomatoes", _SOFTMAXFEAT, metric
-        )
-        for metric in ("accuracy", "mcc", "log_loss", "brier")
-    },
-    **{
-        f"{row}-{metric}-{task}".replace("_", "-"): _gain_of(task, row, metric)
-        for task, row, metric in (
-            ("sst2", "kernel-elu", "accuracy"),
-            ("sst2", "kernel-elu", "log_loss"),
-            ("sst2", _SOFTMAXFEAT, "accuracy"),
-            ("qqp", _SOFTMAXFEAT, "log_loss"),
-            ("qqp", _SOFTMAXFEAT, "brier"),
-            ("rotten_tomatoes", _SOFTMAXFEAT, "accuracy"),
-        )
-    },
-    **{
-        f"calibration-{metric}-{task}{suffix}".replace("_", "-"): _gains_of_maps(
-            task, metric, control
-        )
-        for task in TASKS
-        for metric in CALIBRATION
-        for suffix, control in (("", None), ("-beyond-norms", "norm-matched"))
-    },
-    "doubles-training-time": _doubles_training_time,
-    **{f"above-bag-of-words-{task}": _beats_bags(task) for task in TASKS},
-    "objective-sees-labels": _objective_sees_labels,
-}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from coulomb._support.stats import mean_difference
-from coulomb.experiments.claims import Finding, Test, Verdict, agrees, gain
+from coulomb.experiments.claims import Finding, Verdict, agrees, gain
 from coulomb.experiments.records import Record
 from coulomb.experiments.summary import mean_of, select
 
@@ -11,13 +11,15 @@ _WIDEST = 0.1  # of the rate: a wider interval excludes too little
 _FEWEST = 10  # particles that the largest system must have
 
 
-def _mean_field_limit(records: Sequence[Record], constants: str) -> Finding | None:
+def mean_field_limit(records: Sequence[Record], constants: str) -> Finding | None:
+    """Test that particles approach the density."""
     found = mean_difference(-record.metrics["w1_exponent"] for record in records)
     note = "Wasserstein distance to the density falls as N to minus this power."
     return gain(found, note, relevant=0)
 
 
-def _free_energy_falls(records: Sequence[Record], constants: str) -> Finding | None:
+def free_energy_falls(records: Sequence[Record], constants: str) -> Finding | None:
+    """Test that no step raises the free energy."""
     if any("free_steps" not in record.metrics for record in records):
         return None  # records of a solver that refuses rises
     steps = sum(record.metrics["free_steps"] for record in records)
@@ -38,34 +40,24 @@ def _slope(rows: Sequence[Record]) -> tuple[str, Verdict]:
     return told, agrees(interval, rate, _WIDEST * rate)
 
 
-def _decays_at(method: str, calibration: str = "") -> Test:
+def decays_at(
+    records: Sequence[Record], constants: str, *, method: str, calibration: str = ""
+) -> Finding | None:
     """Test that probabilities of deviations decay with the predicted rate."""
-
-    def test(records: Sequence[Record], constants: str) -> Finding | None:
-        rows = select(records, method=method)
-        if not rows:
-            return None
-        ours, found = _slope(rows)
-        counts = rows[0].job["counts"]
-        note = f"N = {counts[0]} to {counts[-1]}, with finite-N terms in the fit."
-        known = select(records, method=calibration)
-        if known:
-            told, right = _slope(known)
-            note += f" Independent particles, whose rate is exact: {told}."
-            found = found if right is Verdict.HOLDS else Verdict.OPEN
-        if counts[-1] < _FEWEST:
-            found = Verdict.OPEN
-        criterion = "Holds if the rate lies in the 95 % interval of the slope, and "
-        criterion += f"that is no wider than {_WIDEST:.0%} of it; inconclusive if N "
-        criterion += f"stays below {_FEWEST}, or if independent particles miss theirs."
-        return Finding(ours, None, found, note, criterion=criterion)
-
-    return test
-
-
-TESTS: dict[str, Test] = {
-    "mean-field-limit": _mean_field_limit,
-    "free-energy-falls": _free_energy_falls,
-    "deviations-at-speed-N": _decays_at("speed N", "independent"),
-    "deviations-at-speed-beta_N": _decays_at("speed beta"),
-}
+    rows = select(records, method=method)
+    if not rows:
+        return None
+    ours, found = _slope(rows)
+    counts = rows[0].job["counts"]
+    note = f"N = {counts[0]} to {counts[-1]}, with finite-N terms in the fit."
+    known = select(records, method=calibration)
+    if known:
+        told, right = _slope(known)
+        note += f" Independent particles, whose rate is exact: {told}."
+        found = found if right is Verdict.HOLDS else Verdict.OPEN
+    if counts[-1] < _FEWEST:
+        found = Verdict.OPEN
+    criterion = "Holds if the rate lies in the 95 % interval of the slope, and "
+    criterion += f"that is no wider than {_WIDEST:.0%} of it; inconclusive if N "
+    criterion += f"stays below {_FEWEST}, or if independent particles miss theirs."
+    return Finding(ours, None, found, note, criterion=criterion)
