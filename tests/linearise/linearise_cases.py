@@ -56,12 +56,22 @@ def make_texts(n=24, seed=0):
     return texts
 
 
+def bert_tokenizer(folder):
+    import transformers
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words += [chr(c) for c in range(97, 123)] + [f"##{chr(c)}" for c in range(97, 123)]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    return transformers.BertTokenizerFast(str(folder / "vocab.txt"))
+
+
 QUICK = {
     "n_features": 8,
     "steps": 20,
     "distil_steps": 4,
     "check_every": 10,
     "max_length": 36,
+    "window": 2,
     "measure": False,
 }
 

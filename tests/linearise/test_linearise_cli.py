@@ -4,7 +4,7 @@ import json
 
 import pytest
 import typer
-from linearise_cases import make_texts, tiny_model
+from linearise_cases import bert_tokenizer, make_texts, tiny_model
 from typer.testing import CliRunner
 
 from coulomb._support.errors import FileFormatError, ParameterError
@@ -29,10 +29,7 @@ def run(*arguments):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("saved")
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    words += [chr(c) for c in range(97, 123)] + [f"##{chr(c)}" for c in range(97, 123)]
-    (path / "vocab.txt").write_text("\n".join(words))
-    tokenizer = transformers.BertTokenizerFast(str(path / "vocab.txt"))
+    tokenizer = bert_tokenizer(path)
     tokenizer.save_pretrained(path)
     tiny_model("bert").save_pretrained(path)
     (path / "texts.txt").write_text("\n".join(make_texts(30)))

@@ -118,8 +118,8 @@ class TestEveryImitation:
         torch.testing.assert_close(energy.energy(Particles(half)), energy.energy(pair))
 
 
-def both_fields(rows, positions, tilt, feature_map=None):
-    start = HeadParticles(positions, tilt, feature_map or SoftmaxFeatures())
+def both_fields(rows, positions, tilt, feature_map=None, window=0):
+    start = HeadParticles(positions, tilt, feature_map or SoftmaxFeatures(), window)
     energy, particles = RowDivergence(rows, start), Particles(positions)
     return energy.field(particles), AbstractObjective.field(energy, particles)
 
@@ -177,6 +177,16 @@ class TestDivergenceField:
         ours, _ = both_fields([rows], 60 * positions, tilt)
         assert ours.potential.isfinite().all()
         assert ours.gradient.isfinite().all()
+
+    @pytest.mark.parametrize("window", [1, 3, 20])
+    def test_a_band_is_exact(self, window, generator):
+        rows, (positions, tilt) = make_rows(), particles_case()
+        for part in (rows, rows.some_queries(3, generator=generator)):
+            fields = both_fields([part], positions, tilt, window=window)
+            for ours, twin in zip(*fields, strict=True):
+                torch.testing.assert_close(ours, twin, rtol=1e-9, atol=1e-12)
+        if window == 20:  # all keys are near
+            torch.testing.assert_close(fields[0].gradient, 0 * positions)
 
     def test_other_maps_go_through_autograd(self):
         positions, tilt = particles_case()
@@ -257,7 +267,7 @@ class TestFit:
         ]
         parts = [rows._replace(q=2 * rows.q, k=2 * rows.k) for rows in parts]
         settings = LineariseSettings(
-            **{"n_features": 6, "steps": 40, "check_every": 10, **changes}
+            window=1, **{"n_features": 6, "steps": 40, "check_every": 10, **changes}
         )
         return parts[:4], parts[4:], settings
 

@@ -182,3 +182,83 @@ class TestTorchLayer:
         x, mask = torch.ones(3, 1, 8), torch.ones(3, 3).triu(1).bool()
         with pytest.raises(ParameterError, match="replace_attention"):
             layer(x, x, x, attn_mask=mask, is_causal=True)
+
+
+class TestWindow:
+    @pytest.mark.parametrize("scale", [0.3, 1.0, 4.0])
+    @pytest.mark.parametrize("n, window", [(7, 2), (33, 8), (40, 3), (9, 8), (3, 8)])
+    def test_blocks_are_the_quadratic_form_in_value_and_gradient(
+        self, n, window, scale
+    ):
+        q, k, v, mask = rows_case(n=n)
+        positions, tilt = particles_case()
+        results = []
+        for form in ("linear", "quadratic"):
+            leaves = [(scale * x).requires_grad_() for x in (q, k)]
+            leaves += [x.clone().requires_grad_() for x in (v, positions)]
+            particles = HeadParticles(leaves[3], tilt, SoftmaxFeatures(), window)
+            if form == "linear":
+                out = particles.attend(*leaves[:3], mask)
+            else:
+                out = particles.rows(*leaves[:2], mask) @ leaves[2]
+            (out.sin() * mask[:, None, :, None]).sum().backward()
+            grads = [
+                torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+                for leaf in leaves
+            ]
+            results.append([out.detach() * mask[:, None, :, None], *grads])
+        for ours, twin in zip(*results, strict=True):
+            torch.testing.assert_close(ours, twin, rtol=1e-6, atol=1e-7)
+
+    def test_a_wide_window_is_softmax(self):
+        q, k, _, mask = rows_case(n=6)
+        particles = HeadParticles(*particles_case(), SoftmaxFeatures(), 5)
+        torch.testing.assert_close(particles.rows(q, k, mask), softmax_rows(q, k, mask))
+
+    def test_features_that_are_far_too_large_leave_the_band(self):
+        """What rounding leaves of the features must not be seen."""
+        q, k, v, _ = rows_case(n=12, dtype=torch.float32)
+        positions, tilt = particles_case(dtype=torch.float32)
+        positions[..., 4] += 25.0  # the offset of the queries: exp(25) times as much
+        v[..., 11, :] = 0
+        particles = HeadParticles(positions, tilt, SoftmaxFeatures(), 11)
+        out = particles.attend(q, k, v)
+        torch.testing.assert_close(out, softmax_rows(q, k, None) @ v)
+        longer = [torch.cat([x, x[:, :, -1:]], dim=2) for x in (q, k, v)]
+        out = particles.attend(*longer)  # the first query sees one key by features
+        expected = particles.rows(*longer[:2]) @ longer[2]
+        kept = slice(2, None)
+        torch.testing.assert_close(
+            out[:, :, kept], expected[:, :, kept], rtol=1e-2, atol=1e-3
+        )
+
+    def test_scores_of_any_size_stay_finite(self):
+        for scale in (1e-3, 30.0, 300.0):
+            q, k, v, mask = rows_case(n=30, dtype=torch.float32)
+            leaves = [(scale * x).requires_grad_() for x in (q, k)]
+            case = particles_case(dtype=torch.float32)
+            particles = HeadParticles(*case, SoftmaxFeatures(), 4)
+            out = particles.attend(*leaves, v, mask)
+            out.sum().backward()
+            assert out.isfinite().all()
+            assert all(leaf.grad.isfinite().all() for leaf in leaves)
+
+    def test_padding_is_not_seen_whatever_stands_there(self):
+        q, k, v, mask = rows_case(n=20)
+        particles = HeadParticles(*particles_case(), SoftmaxFeatures(), 3)
+        out = particles.attend(q, k, v, mask)
+        alone = particles.attend(*(x[1:, :, :18] for x in (q, k, v)))
+        torch.testing.assert_close(out[1:, :, :18], alone)
+        for x in (k, v):
+            x[1:, :, 18:] = math.nan
+        again = particles.attend(q, k, v, mask)
+        torch.testing.assert_close(again[:, :, :18], out[:, :, :18])
+
+    def test_local_attention_alone(self):
+        q, k, v, mask = rows_case(n=21)
+        near = module.in_band(None, 21, 21, 4, q.device)
+        scores = module.softmax_scores(q, k, None)
+        scores = scores.masked_fill(~(near & mask[:, None, None]), -math.inf)
+        rows = scores.softmax(dim=-1).nan_to_num()
+        out = module.near_attention(q, k, v, mask, 4)
+        torch.testing.assert_close(out, rows @ v)

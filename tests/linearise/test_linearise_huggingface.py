@@ -9,6 +9,7 @@ from linearise_cases import (
     FAMILIES,
     QUICK,
     batch_of,
+    bert_tokenizer,
     make_texts,
     tiny_model,
     tokenizer_for,
@@ -182,13 +183,6 @@ def test_heads_of_one_layer_can_be_exact(tmp_path):
     torch.testing.assert_close(hidden(again, batch), hidden(fast, batch))
 
 
-def bert_tokenizer(folder):
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    words += [chr(c) for c in range(97, 123)] + [f"##{chr(c)}" for c in range(97, 123)]
-    (folder / "vocab.txt").write_text("\n".join(words))
-    return transformers.BertTokenizerFast(str(folder / "vocab.txt"))
-
-
 def test_pipeline(tmp_path):
     tokenizer = bert_tokenizer(tmp_path)
     fast = linearise(tiny_model("bert"), tokenizer, make_texts(), **QUICK)
@@ -255,6 +249,7 @@ class TestRefusals:
     def test_attention_of_models_that_were_not_linearised(self):
         register()
         model = tiny_model("bert")
+        model.config.name_or_path = "one-that-was-trained"
         model.set_attn_implementation(ATTENTION)
         with pytest.raises(ParameterError, match=r"Call coulomb\.linearise\.linearise"):
             hidden(model, batch_of("bert"))

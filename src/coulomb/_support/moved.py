@@ -1,15 +1,19 @@
-"""Modules that were documented under another path: importing one still works.
+"""Modules that were documented under another path, and what others' imports start.
 
 The old module warns and gives what the new one has. An entry goes after one version.
+Where `coulomb` was imported, transformers knows its saved models: they are registered
+when transformers is imported, before or after, and transformers is not imported for it.
 """
 
 import importlib
+import importlib.util
 import sys
 import warnings
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 MOVED = {
     "coulomb.attention.windows": "coulomb.attention.align.starts",
@@ -45,7 +49,53 @@ class MovedModules(MetaPathFinder, Loader):
         module.__dict__["__getattr__"] = lambda name: getattr(home, name)
 
 
+# What is called after a module of transformers was imported.
+AFTER_IMPORT = {
+    "transformers.models.auto.configuration_auto": "register_configs",
+    "transformers.modeling_utils": "register_attention",
+}
+
+
+class AfterImport(MetaPathFinder):
+    """Calls a function of `coulomb.linearise.huggingface` after an import."""
+
+    def __init__(self) -> None:
+        self._found: set[str] = set()
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        """Let the other finders find a module, and add a call to its execution."""
+        if fullname not in AFTER_IMPORT or fullname in self._found:
+            return None
+        self._found.add(fullname)
+        spec = importlib.util.find_spec(fullname)
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+            execute = loader.exec_module
+
+            def execute_and_call(module: ModuleType) -> None:
+                execute(module)
+                _call_after(fullname)
+
+            loader.exec_module = execute_and_call
+        return spec
+
+
+def _call_after(name: str) -> None:
+    ours = importlib.import_module("coulomb.linearise.huggingface")
+    getattr(ours, AFTER_IMPORT[name])()
+
+
 def register() -> None:
-    """Add the finder once."""
-    if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
-        sys.meta_path.append(MovedModules())
+    """Add the finders once."""
+    if any(isinstance(finder, MovedModules) for finder in sys.meta_path):
+        return
+    sys.meta_path.append(MovedModules())
+    sys.meta_path.insert(0, AfterImport())
+    for name in AFTER_IMPORT:
+        if name in sys.modules:
+            _call_after(name)

@@ -56,10 +56,10 @@ def linearise(
     Records what the attention layers see of your texts, places the particles of every
     head so that its attention rows agree with softmax, and saves the model in the same
     format. Prints what was kept on held-out text, against random features, and the
-    speed on this machine. Load the result with
-    `coulomb.linearise.load_pretrained(OUT)`, or with `AutoModel` after
-    `coulomb.linearise.register()`. Interrupted, the same command goes on after the last
-    layer that was learned, which is kept in `OUT.partial`.
+    speed on this machine. After `import coulomb` the result loads with `AutoModel` and
+    `SentenceTransformer`; its model card says what else is needed. Interrupted, the
+    same command goes on after the last layer that was learned, which is kept in
+    `OUT.partial`.
 
     **Examples**
 

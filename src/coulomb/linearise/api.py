@@ -28,7 +28,7 @@ from coulomb._support.errors import (
 from coulomb._support.progress import progress_bar
 from coulomb._support.seeds import make_generator
 from coulomb.attention.layers.base import in_mode
-from coulomb.attention.layers.replace import swap_layers
+from coulomb.attention.layers.replace import is_pretrained, swap_layers
 from coulomb.features import (
     DEFAULT_MAP,
     SOFTMAX_KERNEL_MAP,
@@ -45,13 +45,13 @@ from coulomb.linearise.fit import (
     fit_layer,
     orthogonal_favor,
     pool,
-    untilted,
 )
 from coulomb.linearise.heads import (
     HeadParticles,
     LinearisedAttention,
     LinearisedHeads,
     as_positive_map,
+    untilted,
 )
 from coulomb.linearise.huggingface import with_linearised_heads
 from coulomb.linearise.teacher import (
@@ -62,7 +62,6 @@ from coulomb.linearise.teacher import (
     Stack,
     Tokenizer,
     as_teacher,
-    is_pretrained,
     record_texts,
 )
 
@@ -267,6 +266,8 @@ def linearise(
     chosen = replace(settings or LineariseSettings(), **options)
     check_seed("seed", seed)
     teacher = as_teacher(model)
+    if teacher.has_bias:  # the band would have to be given its part of it
+        chosen = replace(chosen, window=0)
     _check_keep_exact(teacher, keep_exact)
     source = make_generator(seed, 0)
     recorded, held_out = record_texts(
@@ -364,7 +365,7 @@ def _load_fits(file: Path, asked: str, settings: LineariseSettings) -> list[Laye
     try:
         for number, steps in enumerate(facts["steps"]):
             positions, tilt, *judged = (tensors[f"{number}.{x}"] for x in _FITTED)
-            particles = HeadParticles(positions, tilt, feature_map)
+            particles = HeadParticles(positions, tilt, feature_map, settings.near)
             before, after, random = judged
             fits.append(LayerFit(particles, before, after, random, int(steps)))
     except (KeyError, TypeError, ValueError) as error:
@@ -447,6 +448,7 @@ def _copy_with_heads(
 ) -> Stack:
     model = teacher.model
     kind = {name: getattr(settings, name) for name in ("n_features", "feature_map")}
+    kind |= {"window": settings.near} if settings.near else {}
     if is_pretrained(model):
         fast = with_linearised_heads(model, exact_heads=exact_heads, **kind)
         return Stack(fast.eval())
@@ -572,7 +574,9 @@ def kernel_table(
     """
     counts = [check_count("n_features", n) for n in n_features]
     teacher = as_teacher(model)
-    settings = LineariseSettings(steps=steps, max_tokens=max_tokens, distil_steps=0)
+    settings = LineariseSettings(
+        steps=steps, max_tokens=max_tokens, distil_steps=0, window=0
+    )
     source = make_generator(seed, 0)
     parts = record_texts(teacher, tokenizer, texts, settings, generator=source)
     table = KernelTable([], {}, {})

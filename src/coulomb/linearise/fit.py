@@ -34,12 +34,16 @@ from coulomb.features import (
 )
 from coulomb.interactions import Riesz
 from coulomb.linearise.heads import (
+    RANDOM_NORM,
     HeadParticles,
     LinearisedHeads,
     as_positive_map,
-    key_log_weight,
+    for_both,
+    in_band,
     mean_key_particle,
     softmax_scores,
+    tilted,
+    untilted,
 )
 from coulomb.linearise.teacher import Batch, Recording, Rows, Stack
 from coulomb.objectives import AbstractObjective, Field
@@ -56,10 +60,7 @@ _WIDTH = 2.0
 # Eigenvalues of the metric are at least this share of the largest.
 _FLOOR = 1e-6
 
-# A coordinate of a random particle of a map without a norm of its own.
-_RANDOM_NORM = 1.5
-
-# Products of features below this count as this: what they are divided into, times
+# Products of features below this count as this: what is divided by them, times
 # features and summed, stays in the range.
 _LEAST = 1e-30
 
@@ -80,6 +81,9 @@ class LineariseSettings:
     start
         "landmarks" of the keys (for `softmaxfeat`), "random", or "auto" for landmarks
         where the map has them.
+    window
+        Tokens at most so far from a query are compared exactly, which costs what some
+        features cost (for `softmaxfeat`); 0 for none.
     shared
         Whether queries and keys have the same particles.
     steps, step_size
@@ -113,6 +117,7 @@ class LineariseSettings:
     feature_map: str = DEFAULT_MAP
     objective: str = "kl"
     start: str = "auto"
+    window: int = 8
     shared: bool = False
     steps: int = 200
     step_size: float = 0.02
@@ -132,7 +137,7 @@ class LineariseSettings:
     def __post_init__(self) -> None:
         for name in ("n_features", "check_every", "patience", "max_tokens", "rows"):
             check_count(name, getattr(self, name))
-        for name in ("steps", "distil_steps"):
+        for name in ("steps", "distil_steps", "window"):
             check_count(name, getattr(self, name), at_least=0)
         if self.max_length is not None:
             check_count("max_length", self.max_length, at_least=2)
@@ -156,8 +161,16 @@ class LineariseSettings:
     @property
     def from_landmarks(self) -> bool:
         """Whether particles start at landmarks."""
-        softmax = as_positive_map(self.feature_map).softmax_over_features
-        return self.start != "random" and softmax
+        return self.start != "random" and self._softmax_over_features
+
+    @property
+    def near(self) -> int:
+        """The window, where the map has the scale of softmax."""
+        return self.window if self._softmax_over_features else 0
+
+    @property
+    def _softmax_over_features(self) -> bool:
+        return as_positive_map(self.feature_map).softmax_over_features
 
 
 def _one_of(name: str, value: str | None, known: tuple[str | None, ...]) -> None:
@@ -316,50 +329,55 @@ def _cosine(a: Tensor, b: Tensor) -> Tensor:
 def divergence_field(rows: Rows, particles: HeadParticles) -> tuple[Tensor, Tensor]:
     """Evaluate `RowDivergence` of `softmaxfeat` and its gradient, both written out.
 
-    With `R_ij = f(q_i) . g(k_j)`, the weights `w_j` of the keys and
-    `Z_i = sum_j w_j R_ij`,
+    With `R_ij = f(q_i) . g(k_j)`, the score `s_ij` and `z_ij = s_ij` in the band, or
+    `log R_ij + t . k_j + c_i` outside of it,
 
-    `KL_i = sum_j p_ij log(p_ij / (w_j R_ij)) + log Z_i`, so that
-    `dKL_i / df(q_i) = -sum_j (p_ij / R_ij) g(k_j) + sum_j w_j g(k_j) / Z_i`,
+    `KL_i = sum_j p_ij (s_ij - z_ij) - lse_j s_ij + lse_j z_ij`, so that
+    `dKL_i / dz_ij = softmax_j(z_ij) - p_ij`, and outside of the band
+    `dKL_i / df(q_i) = sum_j (dKL_i / dz_ij) g(k_j) / R_ij`,
 
     and alike for keys. Both `f` and `g` are softmaxes: the correction of the first
-    vanishes, since no row depends on the scale of its query's features, and that of the
-    second is the gradient of `log w_j`. Autograd goes over the rows some ten times;
-    this goes over them four times, and keeps nothing.
+    vanishes with the gradient of `c_i`, their log-sum-exp, and that of the second is
+    the gradient of `t . k_j`. Autograd goes over the rows some ten times.
     """
-    positions = particles.positions
     temperature = particles.feature_map.temperature
     q, k = (x.transpose(0, 1) for x in (rows.q, rows.k))  # (heads, batch, n, dim)
-    for_queries, for_keys = (positions / temperature).chunk(2, dim=-1)
-    phi_q, phi_k = _softmax_features(q, for_queries), _softmax_features(k, for_keys)
-    mask = None if bool(rows.key_mask.all()) else rows.key_mask
-    exponent = key_log_weight(rows.k, particles.key_tilt, mask)
-    weight = exponent.exp() * rows.key_mask.unsqueeze(1)
-    exponent, weight = (
-        x.transpose(0, 1).reshape(-1, k.shape[2], 1) for x in (exponent, weight)
-    )
+    for_queries, for_keys = (particles.positions / temperature).chunk(2, dim=-1)
+    f, scale = _softmax_features(q, for_queries)
+    g, _ = _softmax_features(k, for_keys)
+    exponent = tilted(rows.k, particles.key_tilt).transpose(0, 1)
+    products = torch.bmm(f, g.transpose(1, 2)).clamp_(min=_LEAST)
+    log_student = products.log().view(*q.shape[:3], -1).add_(exponent.unsqueeze(2))
+    scaled = (q * q.shape[-1] ** -0.5).flatten(0, 1)
+    scores = torch.bmm(scaled, k.flatten(0, 1).transpose(1, 2)).view_as(log_student)
+    if rows.bias is not None:
+        scores += rows.bias.transpose(0, 1)
+    near = None
+    if particles.window:
+        n, m = log_student.shape[2:]
+        near = in_band(rows.places, n, m, particles.window, q.device)
+        log_student += scale.view(*q.shape[:3], 1)
+        log_student = torch.where(near, scores, log_student, out=log_student)
+    if not bool(rows.key_mask.all()):
+        hidden, low = ~rows.key_mask[:, None, :], torch.finfo(q.dtype).min
+        for logarithms in (scores, log_student):
+            logarithms.masked_fill_(hidden, low)
     share = rows.query_mask.to(q.dtype)
-    share = share / share.sum().clamp_min(1)
-    share = share.unsqueeze(-1).repeat(len(q), 1, 1)  # (heads * batch, n, 1)
+    share = (share / share.sum().clamp_min(1)).unsqueeze(-1)  # (batch, n, 1)
 
-    teacher = _softmax(q, k, mask, rows.bias)
-    ratio = torch.bmm(phi_q, phi_k.transpose(1, 2)).clamp_(min=_LEAST)
-    torch.div(teacher, ratio, out=ratio)
-    sums = torch.bmm(weight.transpose(1, 2), phi_k)  # (heads * batch, 1, features)
-    total = _times_row(phi_q, sums).clamp_(min=_LEAST)
-    value = total.log().sub_(_times_row(teacher, exponent.transpose(1, 2)))
-    logarithms = ratio.clamp_min(torch.finfo(ratio.dtype).tiny).log_()
-    value += logarithms.mul_(teacher).sum(dim=-1, keepdim=True)
-    value = (value * share).view(len(q), -1).sum(dim=-1)
+    change = log_student.logsumexp(dim=-1) - scores.logsumexp(dim=-1)
+    teacher, student = scores.softmax(dim=-1), log_student.softmax(dim=-1)
+    value = scores.sub_(log_student).mul_(teacher).sum(dim=-1).add_(change)
+    value = (value * share.squeeze(-1)).flatten(1).sum(dim=-1)
 
-    grad_q = torch.baddbmm(sums / total, ratio, phi_k, alpha=-1).mul_(phi_q)
-    grad_q.mul_(share)
-    shared = phi_q.mul_(share)
-    pull = torch.bmm((1 / total).transpose(1, 2), shared)
-    grad_k = torch.bmm(ratio.transpose(1, 2), shared)
-    grad_k = torch.addcmul(grad_k.neg_(), weight, pull).mul_(phi_k)
+    pull = student.sub_(teacher).mul_(share)
+    if near is not None:
+        pull.masked_fill_(near, 0)
+    ratio = pull.flatten(0, 1).div_(products)
+    grad_q = torch.bmm(ratio, g).mul_(f)
+    grad_k = torch.bmm(ratio.transpose(1, 2), f).mul_(g)
     grad_exponent = grad_k.sum(dim=-1, keepdim=True)
-    grad_k.addcmul_(phi_k, grad_exponent, value=-1)
+    grad_k.addcmul_(g, grad_exponent, value=-1)
 
     gradient = torch.cat([_gradient(q, grad_q), _gradient(k, grad_k)], dim=-1)
     gradient /= temperature
@@ -370,21 +388,17 @@ def divergence_field(rows: Rows, particles: HeadParticles) -> tuple[Tensor, Tens
     return value, gradient
 
 
-def _times_row(x: Tensor, row: Tensor) -> Tensor:
-    # `x row'` as a row times a matrix, which libraries are faster at.
-    return torch.bmm(row, x.transpose(1, 2)).transpose(1, 2)
-
-
 def _by_head(x: Tensor, like: Tensor) -> Tensor:
     return x.reshape(len(like), -1, x.shape[-1])
 
 
-def _softmax_features(x: Tensor, particles: Tensor) -> Tensor:
+def _softmax_features(x: Tensor, particles: Tensor) -> tuple[Tensor, Tensor]:
     dim = x.shape[-1]
     columns = particles[..., :dim].transpose(1, 2)
     logits = torch.baddbmm(particles[..., dim].unsqueeze(1), _by_head(x, x), columns)
-    features = torch.softmax(logits, dim=-1, out=logits)
-    return features.view(-1, x.shape[2], particles.shape[1])
+    logits = logits.view(-1, x.shape[2], particles.shape[1])
+    scale = logits.logsumexp(dim=-1, keepdim=True)
+    return torch.softmax(logits, dim=-1, out=logits), scale
 
 
 def _gradient(x: Tensor, grad: Tensor) -> Tensor:
@@ -393,34 +407,12 @@ def _gradient(x: Tensor, grad: Tensor) -> Tensor:
     return torch.cat([rows, grad.sum(dim=1).unsqueeze(-1)], dim=-1)
 
 
-def _softmax(q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:
-    scaled = (q * q.shape[-1] ** -0.5).flatten(0, 1)
-    scores = torch.bmm(scaled, k.flatten(0, 1).transpose(1, 2))
-    by_head = scores.view(*q.shape[:3], -1)
-    if bias is not None:
-        by_head += bias.transpose(0, 1)
-    if mask is not None:
-        by_head.masked_fill_(~mask[:, None, :], torch.finfo(scores.dtype).min)
-    return torch.softmax(scores, dim=-1, out=scores)
-
-
 def centred(
-    positions: Tensor, q: Tensor, feature_map: AbstractFeatureMap
+    positions: Tensor, q: Tensor, feature_map: AbstractFeatureMap, window: int = 0
 ) -> HeadParticles:
     """Choose the tilt that centres queries, `t + mean_l u_l = mean(q) / sqrt(d)`."""
     tilt = q.mean(dim=1) / math.sqrt(q.shape[-1]) - mean_key_particle(positions)
-    return HeadParticles(positions, tilt, feature_map)
-
-
-def untilted(rows: Tensor, feature_map: AbstractFeatureMap) -> HeadParticles:
-    """Use the same particles for queries and keys, whose weights are all one."""
-    positions = for_both(rows)
-    return HeadParticles(positions, -mean_key_particle(positions), feature_map)
-
-
-def for_both(rows: Tensor) -> Tensor:
-    """Use the same particles, without offsets, for queries and keys."""
-    return functional.pad(rows, (0, 1)).repeat(1, 1, 2)
+    return HeadParticles(positions, tilt, feature_map, window)
 
 
 def orthogonal_favor(
@@ -563,9 +555,9 @@ def _start(
     else:
         heads, _, dim = q.shape
         rows = torch.randn(heads, settings.n_features, dim, generator=generator)
-        scale = 1.0 if feature_map.imitates_softmax else _RANDOM_NORM * dim**-0.5
+        scale = 1.0 if feature_map.imitates_softmax else RANDOM_NORM * dim**-0.5
         positions = for_both((scale * rows).to(q))
-    return centred(positions, q, feature_map)
+    return centred(positions, q, feature_map, settings.near)
 
 
 def _real(x: Tensor, mask: Tensor) -> Tensor:

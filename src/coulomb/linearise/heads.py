@@ -7,10 +7,13 @@ and `t` is the head's tilt. A tilt is exact for softmax: with the mean query `c`
 `exp(q . k) = exp(c . k) exp((q - c) . k)`, so that the features have to imitate centred
 queries only. It moves with the mean of the key particles, which features that are
 normalised over the particles do not see otherwise.
+
+With a `window` the tokens that close to a query are compared exactly, and the features
+stand for all others: a sum of a band and of a product of thin matrices, in linear time.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +24,9 @@ from coulomb._support.errors import ParameterError
 from coulomb.attention import AbstractAttention, kernel_attention
 from coulomb.attention.layers.base import options_of
 from coulomb.features import DEFAULT_MAP, AbstractFeatureMap, Particles, feature_maps
+
+# Norm of a random particle of a map without a norm of its own.
+RANDOM_NORM = 1.5
 
 
 def as_positive_map(name: str) -> AbstractFeatureMap:
@@ -64,6 +70,7 @@ class HeadParticles(NamedTuple):
     positions: Tensor  # (heads, n_features, 2 dim + 2), the columns w, a, u, b
     tilt: Tensor  # (heads, dim)
     feature_map: AbstractFeatureMap
+    window: int = 0  # keys at most so far from a query are compared exactly
 
     def to(self, like: Tensor) -> "HeadParticles":
         """Give the numbers the precision and the device of a tensor."""
@@ -93,17 +100,64 @@ class HeadParticles(NamedTuple):
         scale = q.shape[-1] ** -0.25
         return q * scale, k * scale
 
-    def kernel(self, q: Tensor, k: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """Write out `phi(q_i) . phi(k_j)`."""
-        phi_q, phi_k = self.features(q, k, key_mask)
-        return phi_q @ phi_k.transpose(-1, -2)
+    def kernel(
+        self,
+        q: Tensor,
+        k: Tensor,
+        key_mask: Tensor | None = None,
+        places: Tensor | None = None,
+    ) -> Tensor:
+        """Write out `phi(q_i) . phi(k_j)`, and `exp(q_i . k_j / sqrt(d))` in the band.
 
-    def rows(self, q: Tensor, k: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        `places` are the positions of the queries, if they are not those of the keys.
+        """
+        if not self.window:
+            phi_q, phi_k = self.features(q, k, key_mask)
+            return phi_q @ phi_k.transpose(-1, -2)
+        phi_q, phi_k, scale = self._far(q, k, key_mask)
+        least = torch.finfo(q.dtype).tiny
+        far = (phi_q @ phi_k.transpose(-1, -2)).clamp_min(least).log() + scale
+        near = in_band(places, q.shape[2], k.shape[2], self.window, q.device)
+        logarithms = torch.where(near, softmax_scores(q, k, None), far)
+        if key_mask is not None:
+            hidden = ~key_mask[:, None, None, :]
+            logarithms = logarithms.masked_fill(hidden, -torch.inf)
+        top = logarithms.detach().amax(dim=-1, keepdim=True)
+        return (logarithms - top.nan_to_num(neginf=0.0)).exp()
+
+    def _far(
+        self, q: Tensor, k: Tensor, key_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Evaluate features; their products times `exp(scale_i)` imitate `exp(q.k)`."""
+        dim = q.shape[-1]
+        if key_mask is not None:
+            k = k.masked_fill(~key_mask[:, None, :, None], 0)
+        temperature = getattr(self.feature_map, "temperature", 1.0)
+        queries, keys = (self.positions / temperature).chunk(2, dim=-1)
+        phi_q, phi_k = (
+            x @ side[..., :dim].transpose(-1, -2) + side[..., dim].unsqueeze(-2)
+            for x, side in ((q, queries), (k, keys))
+        )
+        exponent = tilted(k, self.key_tilt)
+        if key_mask is not None:
+            exponent = exponent.masked_fill(~key_mask.unsqueeze(1), -torch.inf)
+        top = exponent.detach().amax(dim=-1, keepdim=True).nan_to_num(neginf=0.0)
+        weight = (exponent - top).exp().unsqueeze(-1)
+        scale = phi_q.logsumexp(dim=-1, keepdim=True) + top.unsqueeze(-1)
+        return phi_q.softmax(dim=-1), phi_k.softmax(dim=-1) * weight, scale
+
+    def rows(
+        self,
+        q: Tensor,
+        k: Tensor,
+        key_mask: Tensor | None = None,
+        places: Tensor | None = None,
+    ) -> Tensor:
         """Write out the rows, the kernel divided by its sums.
 
         The slow twin of `attend`, and what is compared with the teacher's rows.
         """
-        products = self.kernel(q, k, key_mask)
+        products = self.kernel(q, k, key_mask, places)
         total = products.sum(dim=-1, keepdim=True)
         return products / total.clamp_min(torch.finfo(products.dtype).tiny)
 
@@ -114,6 +168,12 @@ class HeadParticles(NamedTuple):
         dtype = torch.promote_types(v.dtype, torch.float32)
         q, k, values = (x.to(dtype) for x in (q, k, v))
         full, dim = self.to(q), q.shape[-1]
+        if self.window:
+            far = None
+            if q.shape[2] > self.window + 1:
+                far = full._far(q, k, key_mask)
+            out = near_attention(q, k, values, key_mask, self.window, far)
+            return out.to(v.dtype)
         weight = tilted(k, full.key_tilt)
         q, k = self._scaled(q, k)
         # In the order of the projections, so that heads are joined without a copy.
@@ -138,6 +198,17 @@ def mean_key_particle(positions: Tensor) -> Tensor:
     return positions[..., half:-1].mean(dim=-2)
 
 
+def untilted(rows: Tensor, feature_map: AbstractFeatureMap) -> HeadParticles:
+    """Use the same particles for queries and keys, whose weights are all one."""
+    positions = for_both(rows)
+    return HeadParticles(positions, -mean_key_particle(positions), feature_map)
+
+
+def for_both(rows: Tensor) -> Tensor:
+    """Use the same particles, without offsets, for queries and keys."""
+    return functional.pad(rows, (0, 1)).repeat(1, 1, 2)
+
+
 def tilted(k: Tensor, tilt: Tensor) -> Tensor:
     """Evaluate `t . k`, shape `(batch, heads, n)`."""
     # A row times a matrix: libraries are slower by times at a matrix times a column.
@@ -156,6 +227,80 @@ def key_log_weight(k: Tensor, tilt: Tensor, key_mask: Tensor | None) -> Tensor:
     return (exponent - real.amax(dim=-1, keepdim=True)).masked_fill(hidden, 0)
 
 
+def in_band(
+    places: Tensor | None, n: int, m: int, window: int, device: torch.device
+) -> Tensor:
+    """Tell which of `m` keys are at most `window` from each of `n` queries."""
+    keys = torch.arange(m, device=device)
+    queries = torch.arange(n, device=device) if places is None else places
+    return (queries[:, None] - keys).abs() <= window
+
+
+def near_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    window: int,
+    far: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Attend exactly to keys at most `window` away, and by features to the others.
+
+    Blocks of queries meet their own block of keys and the two beside it. What the
+    features gave to keys of the band is taken away again:
+    `sum_near exp(s_ij) v_j + exp(c_i) (sum_j R_ij v_j - sum_near R_ij v_j)`.
+
+    Examples
+    --------
+    >>> x, v = torch.zeros(1, 1, 5, 2), torch.arange(5.0).view(1, 1, 5, 1)
+    >>> near_attention(x, x, v, None, 1).flatten()
+    tensor([0.5000, 1.0000, 2.0000, 3.0000, 3.5000])
+    """
+    n, dim = q.shape[2:]
+    size = max(window, 8)
+    rest = -n % size
+    real = torch.ones_like(k[:, :1, :, 0], dtype=torch.bool)
+    real = real if key_mask is None else real & key_mask.unsqueeze(1)
+    values = functional.pad(v, (0, 1), value=1.0)
+    if key_mask is not None:
+        values = values.masked_fill(~real.unsqueeze(-1), 0)
+        k = k.masked_fill(~real.unsqueeze(-1), 0)
+
+    def blocks(x: Tensor) -> Tensor:  # (batch, head, block, size, columns)
+        padded = functional.pad(x, (0, 0, 0, rest))
+        return padded.view(*x.shape[:2], -1, size, x.shape[3])
+
+    def around(x: Tensor) -> Tensor:  # (batch, head, block, columns, 3 size)
+        padded = functional.pad(x, (0, 0, size, size + rest))
+        return padded.unfold(2, 3 * size, size)
+
+    band = in_band(None, 3 * size, 3 * size, window, q.device)[size : 2 * size]
+    near = band & around(real.unsqueeze(-1))
+    scores = blocks(q) @ around(k) * dim**-0.5
+    scores = scores.masked_fill(~near, -torch.inf)
+    top = scores.detach().amax(dim=-1, keepdim=True)
+    if far is None:
+        weights = (scores - top.nan_to_num(neginf=0.0)).exp()
+        out = weights @ around(values).transpose(-1, -2)
+    else:
+        phi_q, phi_k, scale = far
+        total = blocks(phi_q @ (phi_k.transpose(-1, -2) @ values))
+        products = (blocks(phi_q) @ around(phi_k)).masked_fill(~near, 0)
+        # Below rounding nothing is left for keys outside of the band.
+        left = total[..., -1:] - products.sum(dim=-1, keepdim=True)
+        few = 64 * torch.finfo(q.dtype).eps
+        scale = blocks(scale)
+        top = torch.maximum(top, scale.detach())
+        factor = (scale - top).exp() * (left > few * total[..., -1:])
+        weights = (scores - top).exp() - factor * products
+        out = factor * total + weights @ around(values).transpose(-1, -2)
+    out = out.flatten(2, 3)[:, :, :n]
+    # In the order of the projections, so that heads are joined without a copy.
+    total = out[..., -1:].clamp_min(torch.finfo(q.dtype).tiny)
+    out = (out[..., :-1] / total).transpose(1, 2).contiguous()
+    return out.transpose(1, 2)
+
+
 class LinearisedHeads(nn.Module):
     """Attention of given queries, keys and values with learned features.
 
@@ -169,12 +314,14 @@ class LinearisedHeads(nn.Module):
         The name of a positive map.
     exact_heads
         Numbers of the heads that keep softmax, and its quadratic cost.
+    window
+        Tokens at most so far from a query are compared exactly; 0 for none.
 
     Attributes
     ----------
     particles : torch.nn.Parameter
-        Positions `(num_heads, n_features, 2 head_dim + 2)`, zero until they are
-        learned; they receive no gradient unless unfrozen.
+        Positions `(num_heads, n_features, 2 head_dim + 2)`, drawn or zero until
+        they are learned; they receive no gradient unless unfrozen.
     tilt : torch.Tensor
         A buffer of shape `(num_heads, head_dim)`.
 
@@ -197,9 +344,11 @@ class LinearisedHeads(nn.Module):
         n_features: int = 64,
         feature_map: str = DEFAULT_MAP,
         exact_heads: Sequence[int] = (),
+        window: int = 0,
     ) -> None:
         super().__init__()
         check_count("n_features", n_features)
+        self.window = check_count("window", window, at_least=0)
         self.num_heads, self.head_dim = num_heads, head_dim
         self.map_name = feature_map
         self.feature_map = as_positive_map(feature_map)
@@ -209,6 +358,29 @@ class LinearisedHeads(nn.Module):
         rows = torch.zeros(num_heads, n_features, 2 * head_dim + 2)
         self.particles = nn.Parameter(rows, requires_grad=False)
         self.register_buffer("tilt", torch.zeros(num_heads, head_dim))
+
+    @torch.no_grad()
+    def draw(self, *, generator: torch.Generator | None = None) -> "LinearisedHeads":
+        """Draw particles, the same for queries and keys.
+
+        Parameters
+        ----------
+        generator
+            None draws from torch's own, as every torch module does.
+
+        Returns
+        -------
+        LinearisedHeads
+            The module itself.
+        """
+        heads, count, _ = self.particles.shape
+        unit = self.feature_map.imitates_softmax
+        scale = 1.0 if unit else RANDOM_NORM * self.head_dim**-0.5
+        rows = torch.randn(heads, count, self.head_dim, generator=generator)
+        particles = untilted(scale * rows, self.feature_map)
+        self.particles.copy_(particles.positions)
+        self.tilt.copy_(particles.tilt)
+        return self
 
     def forward(
         self,
@@ -270,12 +442,14 @@ class LinearisedHeads(nn.Module):
         return rows
 
     def _head_particles(self, heads: list[int] | slice = slice(None)) -> HeadParticles:
-        return HeadParticles(self.particles[heads], self.tilt[heads], self.feature_map)
+        particles, tilt = self.particles[heads], self.tilt[heads]
+        return HeadParticles(particles, tilt, self.feature_map, self.window)
 
     def extra_repr(self) -> str:
         """Show the settings."""
         heads, features, _ = self.particles.shape
         shown = f"heads={heads}, n_features={features}, feature_map={self.map_name!r}"
+        shown += f", window={self.window}" if self.window else ""
         return shown + (f", exact_heads={self.exact_heads}" if self.exact_heads else "")
 
 
@@ -313,8 +487,8 @@ class LinearisedAttention(AbstractAttention):
     ----------
     attention
         torch's layer; its parameters are taken over, not copied.
-    n_features, feature_map, exact_heads
-        As in `LinearisedHeads`.
+    **options
+        `n_features`, `feature_map`, `exact_heads` and `window` of `LinearisedHeads`.
 
     Examples
     --------
@@ -324,24 +498,11 @@ class LinearisedAttention(AbstractAttention):
     torch.Size([3, 1, 8])
     """
 
-    def __init__(
-        self,
-        attention: nn.MultiheadAttention,
-        *,
-        n_features: int = 64,
-        feature_map: str = DEFAULT_MAP,
-        exact_heads: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, attention: nn.MultiheadAttention, **options: Any) -> None:
         size = attention.embed_dim, attention.num_heads
         super().__init__(*size, **options_of(attention))
         self.adopt(attention)
-        self.coulomb = LinearisedHeads(
-            self.num_heads,
-            self.head_dim,
-            n_features=n_features,
-            feature_map=feature_map,
-            exact_heads=exact_heads,
-        )
+        self.coulomb = LinearisedHeads(self.num_heads, self.head_dim, **options)
         self.train(attention.training)
 
     def attend(

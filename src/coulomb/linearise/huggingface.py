@@ -1,9 +1,9 @@
 """Linearised encoders as models of Hugging Face transformers.
 
-Each model class has a subclass whose attention layers carry `LinearisedHeads`. Their
-particles are in the state dict and their settings in the configuration, so that
-`save_pretrained`, `from_pretrained`, pipelines and the Trainer work as they do for any
-model. transformers is imported when something here is called, not before.
+Attention layers carry `LinearisedHeads`. Their particles are in the state dict and
+their settings in the configuration, so that `save_pretrained`, `from_pretrained`,
+pipelines and the Trainer work as they do for any model. transformers is imported when
+something here is called, not before.
 """
 
 import copy
@@ -20,22 +20,18 @@ from torch.nn import functional
 
 from coulomb._support.archive import read_json, read_shapes
 from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
-from coulomb.attention.layers.replace import real_tokens
+from coulomb.attention.layers.replace import (
+    LAYERS,
+    as_saveable,
+    config_class,
+    real_tokens,
+    register_configs,
+)
 from coulomb.linearise.heads import LinearisedHeads
-from coulomb.linearise.teacher import MODEL_TYPES, Stack
+from coulomb.linearise.teacher import FAMILIES, PROJECTIONS, Stack
 
 ATTENTION = "coulomb"
 """The name under which the attention function is registered with transformers."""
-
-_TASKS = (
-    "AutoModel",
-    "AutoModelForMaskedLM",
-    "AutoModelForMultipleChoice",
-    "AutoModelForQuestionAnswering",
-    "AutoModelForSequenceClassification",
-    "AutoModelForTokenClassification",
-)
-
 
 # Nothing is fetched, nothing is run, nothing is unpickled.
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
@@ -116,18 +112,31 @@ def _attend(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    heads = getattr(module, "coulomb", None)
+    heads = getattr(module, "coulomb", None) or _fresh_heads(module, query)
     mask = None if attention_mask is None else real_tokens(attention_mask)
-    if not isinstance(heads, LinearisedHeads):
-        raise ParameterError(
-            f"`attn_implementation` must not be {ATTENTION!r} for a model that was not "
-            f"linearised; got it for a {type(module).__name__}. Call "
-            "coulomb.linearise.linearise first."
-        )
     out = functional.dropout(heads(query, key, value, mask), dropout, module.training)
     shown = options.get("output_attentions")
     weights = heads.weights(query, key, mask) if shown else None
     return out.transpose(1, 2).contiguous(), weights
+
+
+def _fresh_heads(module: Any, query: Tensor) -> LinearisedHeads:
+    """Draw heads for a model that is to be trained, when it first attends."""
+    known = type(module).__name__ in PROJECTIONS
+    if not known or module.config.name_or_path:
+        raise ParameterError(
+            f"`attn_implementation` must not be {ATTENTION!r} for a model that was "
+            f"trained with softmax, or is none of {FAMILIES}; got it for a "
+            f"{type(module).__name__}. Call coulomb.linearise.linearise first."
+        )
+    if "coulomb" not in vars(module.config):
+        # The model is saved and loaded as what it is now.
+        vars(module.config)["coulomb"] = {}
+        base: Any = type(module.config)
+        module.config.__class__ = config_class(base)
+    size = query.shape[1], query.shape[3]
+    module.coulomb = LinearisedHeads(*size).draw().to(query.device)
+    return module.coulomb
 
 
 def _mask(
@@ -192,65 +201,48 @@ def _no_position_bias(*_: object, **__: object) -> None:
 
 
 @cache
-def register() -> None:
-    """Teach transformers the attention function, the mask and the model classes.
-
-    Called by everything here that needs it; call it yourself before
-    `AutoModel.from_pretrained` of a linearised model.
-    """
+def register_attention() -> None:
+    """Teach transformers the attention function and the mask."""
     module = transformers()
     module.AttentionInterface.register(ATTENTION, _attend)
     module.AttentionMaskInterface.register(ATTENTION, _mask)
-    for kind in MODEL_TYPES:
-        config = module.CONFIG_MAPPING[kind]
-        module.AutoConfig.register(f"coulomb-{kind}", _config_class(config))
-        for task in _TASKS:
-            auto = getattr(module, task)
-            base = auto._model_mapping.get(config, None)
-            if base is not None:
-                auto.register(_config_class(config), linearised_class(base))
 
 
-@cache
-def _config_class(base: Any) -> type[Any]:
-    kind = f"coulomb-{base.model_type}"
-    body = {"model_type": kind, "__doc__": base.__doc__, "__module__": __name__}
-    return type(f"Linearised{base.__name__}", (base,), body)
+def register() -> None:
+    """Teach transformers the attention function, the mask and the model classes.
+
+    An import of `coulomb` does it, before transformers is imported or after.
+    """
+    register_attention()
+    register_configs()
 
 
-@cache
-def linearised_class(base: Any) -> Any:
-    """Make the subclass of a model class that has learned heads."""
-
-    def __init__(self: Any, config: Any, *arguments: Any, **options: Any) -> None:
-        base.__init__(self, config, *arguments, **options)
-        _attach(self, config.coulomb)
-        self.config._attn_implementation_internal = ATTENTION
-
-    body = {
-        "__init__": __init__,
-        "config_class": _config_class(base.config_class),
-        "__doc__": f"`{base.__name__}` with linear attention.",
-        "__module__": __name__,
-    }
-    return type(f"Linearised{base.__name__}", (base,), body)
-
-
-def _attach(model: nn.Module, settings: Mapping[str, Any]) -> None:
+def _attach(model: Any, settings: Mapping[str, Any]) -> None:
     """Give every attention layer its heads, with particles still to be filled."""
     options = dict(settings)
-    exact = options.pop("exact_heads")
-    for site, heads in zip(Stack(model).sites, exact, strict=True):
+    sites = Stack(model).sites
+    exact = options.pop("exact_heads", [()] * len(sites))
+    for site, heads in zip(sites, exact, strict=True):
         layer: Any = site.module
         if type(layer).__name__ == "MPNetSelfAttention":
             layer.__class__ = _linearised_mpnet(layer.__class__)
-        layer.coulomb = LinearisedHeads(
-            site.num_heads, layer.attention_head_size, exact_heads=heads, **options
-        )
+        size = site.num_heads, layer.attention_head_size
+        layer.coulomb = LinearisedHeads(*size, exact_heads=heads, **options)
     if not any(exact):
         for module in model.modules():
             if type(module).__name__ == "MPNetEncoder":
                 vars(module)["compute_position_bias"] = _no_position_bias
+    model.config._attn_implementation_internal = ATTENTION
+
+
+def _attach_and_draw(model: Any, settings: Mapping[str, Any]) -> None:
+    _attach(model, settings)
+    for module in model.modules():
+        if isinstance(module, LinearisedHeads):
+            module.draw()
+
+
+LAYERS["heads"] = _attach_and_draw
 
 
 def with_linearised_heads(
@@ -258,17 +250,9 @@ def with_linearised_heads(
 ) -> Any:
     """Copy a model of transformers into its class with `LinearisedHeads`."""
     register()
-    base: Any = type(model)
-    values = copy.deepcopy(model.config.to_dict())
-    values.pop("model_type", None)
     settings = options | {"exact_heads": [list(heads) for heads in exact_heads]}
-    config = _config_class(base.config_class)(**values, coulomb=settings)
     fast = copy.deepcopy(model)
-    fast.__class__ = linearised_class(base)
-    config._attn_implementation_internal = ATTENTION
-    for part in fast.modules():
-        if getattr(part, "config", None) is not None:
-            part.config = config
+    as_saveable(fast, settings)
     _attach(fast, settings)
     return fast.to(device=next(model.parameters()).device)
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from coulomb._support.errors import ParameterError, ParameterTypeError, shown
 from coulomb.attention import AbstractAttention
-from coulomb.attention.layers.replace import real_tokens
+from coulomb.attention.layers.replace import is_pretrained, real_tokens
 from coulomb.linearise.heads import softmax_rows
 
 if TYPE_CHECKING:
@@ -56,15 +56,16 @@ class Rows(NamedTuple):
     query_mask: Tensor  # (batch, n)
     key_mask: Tensor  # (batch, m)
     bias: Tensor | None = None  # (batch or 1, heads, n, m)
+    places: Tensor | None = None  # (n,), positions of the queries; None for all
 
     @property
-    def operands(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys, and which keys are real."""
-        return self.q, self.k, self.key_mask
+    def operands(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries, keys, which keys are real, and where the queries are."""
+        return self.q, self.k, self.key_mask, self.places
 
     def softmax(self) -> Tensor:
         """Write out softmax attention, shape `(batch, heads, n, m)`."""
-        return softmax_rows(*self.operands, self.bias)
+        return softmax_rows(self.q, self.k, self.key_mask, self.bias)
 
     def mean(self, values: Tensor) -> Tensor:
         """Average over real queries."""
@@ -79,7 +80,8 @@ class Rows(NamedTuple):
         chosen = torch.randperm(n, generator=generator)[:count]
         bias = None if self.bias is None else self.bias[:, :, chosen]
         mask = self.query_mask[:, chosen]
-        return self._replace(q=self.q[:, :, chosen], query_mask=mask, bias=bias)
+        q, places = self.q[:, :, chosen], chosen.to(self.q.device)
+        return self._replace(q=q, query_mask=mask, bias=bias, places=places)
 
 
 class Call(NamedTuple):
@@ -152,6 +154,11 @@ class Stack(nn.Module):
             for inner, module in block.named_modules()
             if is_attention(module)
         ]
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether a bias of relative positions is added to the scores."""
+        return "MPNet" in type(self.sites[0].module).__name__
 
     @property
     def batch_first(self) -> bool:
@@ -309,11 +316,6 @@ def as_teacher(model: nn.Module) -> Stack:
     if getattr(config, "is_decoder", False):
         raise ParameterError("`model` must be an encoder; got is_decoder=True.")
     return Stack(model)
-
-
-def is_pretrained(model: nn.Module) -> bool:
-    """Tell whether a model is one of Hugging Face transformers."""
-    return any(c.__name__ == "PreTrainedModel" for c in type(model).__mro__)
 
 
 @dataclass(eq=False)

@@ -29,6 +29,7 @@ from coulomb.attention.encoder.layout import Layout, TokenBatch
 from coulomb.attention.layers.base import in_mode, make_linear
 from coulomb.features import DEFAULT_MAP
 from coulomb.linearise.api import linearise, linearised_heads
+from coulomb.linearise.fit import LineariseSettings
 from coulomb.linearise.huggingface import (
     ATTENTION,
     LOCAL,
@@ -293,8 +294,10 @@ def with_shape(
     linear = any(name.endswith(".coulomb.particles") for name in weights)
     if linear and not str(body.config.model_type).startswith("coulomb-"):
         count = config.settings.model.n_features
-        exact = [()] * len(Stack(body).sites)
-        options = {"n_features": count, "feature_map": DEFAULT_MAP}
+        stack = Stack(body)
+        exact = [()] * len(stack.sites)
+        window = 0 if stack.has_bias else LineariseSettings().window
+        options = {"n_features": count, "feature_map": DEFAULT_MAP, "window": window}
         body = with_linearised_heads(body, exact_heads=exact, **options)
     return wrap(body, config.settings, config.kind, len(config.classes))
 

@@ -1,13 +1,31 @@
-"""Swapping the attention of a model that exists, with its weights."""
+"""Swapping the attention of a model that exists, with its weights, and saving it.
 
-from collections.abc import Callable, Mapping
+A model of Hugging Face transformers that was swapped is of a subclass of its class,
+whose configuration says how its attention is built: `save_pretrained` and
+`from_pretrained` work as they do for any model. transformers is never imported here
+before a model of it is.
+"""
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from coulomb._support.archive import (
+    MOST_JSON,
+    check_file,
+    read_json,
+    write_bytes,
+)
 from coulomb._support.checks import check_member
-from coulomb._support.errors import ParameterError
+from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.attention.layers.base import Seed, as_generator, options_of
 from coulomb.attention.layers.kernel import KernelAttention
 from coulomb.attention.ops.checks import must_be_traceable
@@ -90,10 +108,19 @@ def replace_attention(
             f"{', '.join(n.split('SelfA')[0] for n in _TRANSFORMERS)}; got "
             f"{type(model).__name__} with {len(found)} of them, none selected."
         )
-    options = {"generator": as_generator(generator), **settings}
-    # Everything is built before anything is swapped: a refusal changes nothing.
-    swap_layers(model, {name: _swapped(found[name], options) for name in chosen})
+    _swap_by_name(model, {"names": chosen, "generator": generator, **settings})
+    if is_pretrained(model):
+        as_saveable(model, {"layers": "kernel", "names": chosen, **settings})
     return chosen
+
+
+def _swap_by_name(model: nn.Module, settings: Mapping[str, Any]) -> None:
+    options: dict[str, Any] = {"generator": None, **settings}
+    names = options.pop("names")
+    options["generator"] = as_generator(options["generator"])
+    # Everything is built before anything is swapped: a refusal changes nothing.
+    layers = {name: _swapped(model.get_submodule(name), options) for name in names}
+    swap_layers(model, layers)
 
 
 def swap_layers(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
@@ -252,3 +279,329 @@ def real_tokens(mask: Tensor) -> Tensor:
     if mask.dim() == 2:
         return mask.bool()
     return _seen(mask[:, 0, -1])  # the last query sees every token
+
+
+# How the attention of a saved model is built, by the name in its configuration.
+LAYERS: dict[str, Callable[[nn.Module, Mapping[str, Any]], None]] = {
+    "kernel": _swap_by_name
+}
+
+# Types of models in transformers whose attention can be swapped and saved.
+MODEL_TYPES = [
+    "bert", "bert-generation", "camembert", "data2vec-text", "distilbert", "electra",
+    "ernie", "modernbert", "mpnet", "roberta", "roberta-prelayernorm", "vit",
+    "xlm-roberta",
+]  # fmt: skip
+
+_TASKS = (
+    "AutoModel",
+    "AutoModelForImageClassification",
+    "AutoModelForMaskedLM",
+    "AutoModelForMultipleChoice",
+    "AutoModelForQuestionAnswering",
+    "AutoModelForSequenceClassification",
+    "AutoModelForTokenClassification",
+)
+
+_PREFIX, _TYPE = "Linearised", "coulomb-"
+
+# Files beside the weights that still apply, for transformers and its users.
+_COMPANIONS = (
+    "README.md",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "config_sentence_transformers.json",
+    "merges.txt",
+    "modules.json",
+    "sentence_bert_config.json",
+    "sentencepiece.bpe.model",
+    "special_tokens_map.json",
+    "spiece.model",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+)
+_LOADER = "modeling_coulomb"
+_LOADER_TEXT = '''"""Classes of this model, from coulomb: pip install 'coulomb[hf]'."""
+
+from coulomb.attention.layers.replace import named_class
+
+'''
+_CARD = """---
+{header}
+---
+
+# {name} with linear attention
+
+`{source}` with attention whose cost grows with the length of a text and not with its
+square, made by [coulomb](https://pypi.org/project/coulomb/). {recipe}
+
+## Use
+
+With `pip install 'coulomb[hf]'`, one of two lines is needed:
+
+```python
+import coulomb  # before the model is loaded: registers its classes
+
+model = AutoModel.from_pretrained("FOLDER")
+model = SentenceTransformer("FOLDER")
+pipe = pipeline("feature-extraction", model="FOLDER")
+```
+
+or `trust_remote_code=True` in each of the three calls, without the import; the code of
+this folder is `{loader}.py`, which only imports coulomb. `BertModel` and other classes
+of transformers do not know linear attention: load with `AutoModel`.
+
+## Limits
+
+{limits}
+
+## Citation
+
+*A Coulomb Particle Model for Learning Kernel Attention in Transformers*; and that of
+`{source}`.
+"""
+
+
+def is_pretrained(model: nn.Module) -> bool:
+    """Tell whether a model is one of Hugging Face transformers."""
+    return _is_model(type(model))
+
+
+def _is_model(kind: type) -> bool:
+    return any(c.__name__ == "PreTrainedModel" for c in kind.__mro__)
+
+
+def as_saveable(model: Any, settings: dict[str, Any]) -> None:
+    """Turn a model into its subclass that is saved with the settings of its layers."""
+    config, base = map(_kind, (model.config, model))
+    if config.model_type not in MODEL_TYPES:
+        return
+    model.__class__ = model_class(base)
+    linearised = config_of(model.config, settings)
+    for part in model.modules():
+        if isinstance(getattr(part, "config", None), config):
+            part.config = linearised
+
+
+def _kind(instance: Any) -> Any:
+    return type(instance)
+
+
+def config_of(config: Any, settings: dict[str, Any]) -> Any:
+    """Copy a configuration into its subclass."""
+    values = config.to_dict()
+    values.pop("model_type", None)
+    copied = config_class(_kind(config))(**values, coulomb=settings)
+    copied._attn_implementation_internal = config._attn_implementation_internal
+    return copied
+
+
+@cache
+def config_class(base: Any) -> Any:
+    """Make the subclass of a configuration that says how attention is built."""
+
+    def __init__(self: Any, *values: Any, **named: Any) -> None:
+        named.setdefault("coulomb", {})
+        base.__init__(self, *values, **named)
+        register_models(_kind(self))
+
+    body = {
+        "__doc__": base.__doc__,
+        "__init__": __init__,
+        "__module__": __name__,
+        "model_type": _TYPE + base.model_type,
+    }
+    return type(_PREFIX + base.__name__, (base,), body)
+
+
+@cache
+def model_class(base: Any) -> Any:
+    """Make the subclass of a model whose attention its configuration describes."""
+
+    def __init__(self: Any, config: Any, *arguments: Any, **options: Any) -> None:
+        base.__init__(self, config, *arguments, **options)
+        settings = dict(config.coulomb)
+        LAYERS[settings.pop("layers", "heads")](self, settings)
+
+    def save_pretrained(self: Any, save_directory: Any, **options: Any) -> None:
+        folder, push = Path(save_directory), options.pop("push_to_hub", False)
+        repository = options.pop("repo_id", folder.name)
+        _check_saveable(self.config.coulomb)
+        self.config.auto_map = _auto_map(self.config)
+        base.save_pretrained(self, folder, **options)
+        _write_companions(self, folder)
+        if push:
+            self.push_to_hub(repository)
+
+    def push_to_hub(self: Any, repo_id: str, **options: Any) -> Any:
+        # transformers' own would write its empty card over the model's.
+        from huggingface_hub import HfApi
+
+        api = HfApi(token=options.pop("token", None))
+        private = options.pop("private", None)
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            return api.upload_folder(repo_id=repo_id, folder_path=folder, **options)
+
+    body = {
+        "__doc__": f"`{base.__name__}` with linear attention.",
+        "__init__": __init__,
+        "__module__": __name__,
+        "config_class": config_class(base.config_class),
+        "push_to_hub": push_to_hub,
+        "save_pretrained": save_pretrained,
+    }
+    return type(_PREFIX + base.__name__, (base,), body)
+
+
+def named_class(name: str) -> Any:
+    """Give a class of a saved model by the name that its folder has for it."""
+    import transformers
+
+    base = getattr(transformers, name.removeprefix(_PREFIX))
+    return (model_class if _is_model(base) else config_class)(base)
+
+
+class _Configs(dict[str, Any]):
+    """Configurations that are registered; ours are made when one is asked for.
+
+    transformers imports its own only then too, and cannot do it while it is imported.
+    """
+
+    def __contains__(self, key: object) -> bool:
+        ours = str(key).removeprefix(_TYPE) in MODEL_TYPES
+        return super().__contains__(key) or (ours and str(key).startswith(_TYPE))
+
+    def __missing__(self, key: str) -> Any:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+        self[key] = config_class(CONFIG_MAPPING[key.removeprefix(_TYPE)])
+        return self[key]
+
+
+@cache
+def register_configs() -> None:
+    """Teach transformers the configurations, without importing models."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    CONFIG_MAPPING._extra_content = _Configs(CONFIG_MAPPING._extra_content)
+
+
+@cache
+def register_models(config: Any) -> None:
+    """Teach transformers the models of a configuration."""
+    for auto, base in _auto_classes(config):
+        auto.register(config, model_class(base), exist_ok=True)
+
+
+def _auto_classes(config: Any) -> Iterator[tuple[Any, Any]]:
+    import transformers
+
+    for task in _TASKS:
+        auto = getattr(transformers, task)
+        base = auto._model_mapping.get(config.__base__, None)
+        if base is not None:
+            yield auto, base
+
+
+def _auto_map(config: Any) -> dict[str, str]:
+    names = {"AutoConfig": type(config).__name__}
+    for auto, base in _auto_classes(type(config)):
+        names[auto.__name__] = _PREFIX + base.__name__
+    return {auto: f"{_LOADER}.{name}" for auto, name in names.items()}
+
+
+def _check_saveable(settings: Mapping[str, Any]) -> None:
+    for name, value in settings.items():
+        try:
+            json.dumps(value)
+        except TypeError as error:
+            raise ParameterError(
+                f"`{name}` must be given by its name for a model that is saved; got "
+                f"{value!r}. Call replace_attention with {name}='...'."
+            ) from error
+
+
+def _write_companions(model: Any, folder: Path) -> None:
+    """Write what loads the model, its card, and what of its source still applies."""
+    names = sorted(set(model.config.auto_map.values()))
+    classes = (name.partition(".")[2] for name in names)
+    lines = (f'{name} = named_class("{name}")\n' for name in classes)
+    text = _LOADER_TEXT + "".join(lines)
+    write_bytes(folder / f"{_LOADER}.py", text.encode())
+    source = _source_folder(str(model.name_or_path))
+    if source is not None and source.resolve() != folder.resolve():
+        for name in _companions(source):
+            target = folder / name
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source / name, target)
+    summary = getattr(model, "linearise_summary", None)
+    if source is None or not (source / f"{_LOADER}.py").exists() or summary:
+        card = _card(model, source, summary)
+        write_bytes(folder / "README.md", card.encode())
+
+
+def _source_folder(name: str) -> Path | None:
+    """Find the folder that a model was loaded from, or its copy in the cache."""
+    if not name:
+        return None
+    if Path(name).is_dir():
+        return Path(name)
+    from transformers.utils import cached_file
+
+    try:
+        found = cached_file(name, "config.json", local_files_only=True)
+    except (OSError, ValueError):
+        return None
+    return None if found is None else Path(found).parent
+
+
+def _companions(source: Path) -> list[str]:
+    """List the files that come along: the tokenizer's, and those of modules.json."""
+    names = [name for name in _COMPANIONS if (source / name).is_file()]
+    if "modules.json" in names:
+        modules = read_json(source / "modules.json")
+        for module in modules if isinstance(modules, list) else []:
+            path = module.get("path") if isinstance(module, dict) else None
+            inside = PurePosixPath(str(path or ""))
+            if ".." in inside.parts or inside.is_absolute():
+                raise FileFormatError(
+                    f"{source / 'modules.json'}: {path!r} is not inside the model."
+                )
+            if path:
+                within = sorted((source / inside).glob("*"))
+                within = [p for p in within if p.suffix in (".json", ".safetensors")]
+                names += [str(inside / p.name) for p in within if p.is_file()]
+    return names
+
+
+def _card(model: Any, folder: Path | None, summary: Any) -> str:
+    """Write the model card: source, recipe, what was kept, limits."""
+    source = str(model.name_or_path) or type(model).__name__
+    name = Path(source).name
+    of_sentences = folder is not None and (folder / "modules.json").is_file()
+    header = {
+        "base_model": name,
+        "library_name": "sentence-transformers" if of_sentences else "transformers",
+        "pipeline_tag": "sentence-similarity" if of_sentences else "feature-extraction",
+        "tags": "[coulomb, linear-attention]",
+    }
+    old = None if folder is None else folder / "README.md"
+    if old is not None and old.is_file():
+        text = check_file(old, MOST_JSON).read_text(encoding="utf-8", errors="replace")
+        licence = re.search(r"^license: *([\w.-]+)$", text[:5000], re.MULTILINE)
+        header |= {} if licence is None else {"license": licence[1]}
+    recipe = "Particles were drawn, not learned, unless it was trained since."
+    if summary is not None:
+        recipe = f"Particles were learned without labels.\n\n```\n{summary}\n```"
+    count = getattr(model.config, "max_position_embeddings", None)
+    limits = f"Texts of at most {count} tokens." if count else "None is known."
+    return _CARD.format(
+        header="\n".join(f"{key}: {value}" for key, value in header.items()),
+        name=name, source=name, recipe=recipe, limits=limits, loader=_LOADER,
+    )  # fmt: skip
