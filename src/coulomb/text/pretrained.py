@@ -251,7 +251,8 @@ class PretrainedEncoder(nn.Module):
         training = dropout_seed is not None
         with torch.random.fork_rng(devices=[]), in_mode(self, train=training):
             if dropout_seed is not None:
-                torch.manual_seed(dropout_seed)
+                source = torch.Generator().manual_seed(dropout_seed)
+                torch.default_generator.set_state(source.get_state())
             logits: Tensor = self.head(self.dropout(self.pooled(batch)))
         return logits
 
