@@ -67,7 +67,7 @@ def load(task, folder, kept, test_rows, split=None):
     corpus = load_task(task, folder)
     by_token, length = corpus.kind == "token", LENGTHS.get(task, 64)
     source = installed_encoder()
-    body, tokenizer = load_body(source).eval(), load_tokenizer(source, corpus.kind)
+    body, tokenizer = load_body(source, 256).eval(), load_tokenizer(source, corpus.kind)
     draw = np.random.default_rng(0)
     parts = {}
     for name, size in (("train", POOL), (split or corpus.reported_on, test_rows)):

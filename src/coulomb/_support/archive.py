@@ -320,7 +320,7 @@ def plain(value: Any) -> Any:
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, dict):
-        return {name: plain(part) for name, part in value.items()}
+        return {str(name): plain(part) for name, part in value.items()}
     if isinstance(value, enum.Enum):
         return value.name
     if hasattr(value, "tolist"):

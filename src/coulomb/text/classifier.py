@@ -14,7 +14,7 @@ from coulomb._support.archive import write_archive, write_json
 from coulomb._support.checks import check_labels, check_seed
 from coulomb._support.errors import ParameterError
 from coulomb.text import run_folder
-from coulomb.text.data import build_corpus
+from coulomb.text.data import as_list, build_corpus
 from coulomb.text.predictor import Predictor
 from coulomb.text.pretrained import ENCODER, PretrainedEncoder
 from coulomb.text.run_folder import CONFIG, METRICS, WEIGHTS, Config
@@ -121,7 +121,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         chosen = preset("pretrained" if usual else self.preset, changes)
         corpus = build_corpus(
             "texts",
-            (_as_list("X", X), _as_list("y", y)),
+            (as_list("X", X), as_list("y", y, "labels")),
             validation_share=self.validation_share,
             seed=chosen.train.seed,
         )
@@ -155,7 +155,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             Shape `(n_texts, n_classes)`, in the order of `classes_`.
         """
         check_is_fitted(self)
-        return self.predictor_.predict_proba(_as_list("X", X))
+        return self.predictor_.predict_proba(as_list("X", X))
 
     def predict(self, X: Sequence[Any]) -> NDArray[Any]:
         """Give the most probable classes.
@@ -223,11 +223,3 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         model.history_ = []
         model.metrics_ = run_folder.read_metrics(Path(folder))
         return model
-
-
-def _as_list(name: str, values: Any) -> list[Any]:
-    if isinstance(values, str) or not np.iterable(values):
-        found = "one string" if isinstance(values, str) else repr(values)
-        wanted = {"X": "texts", "y": "labels"}[name]
-        raise ParameterError(f"`{name}` must be a list of {wanted}; got {found}.")
-    return list(values)

@@ -321,6 +321,16 @@ def check_texts(texts: Iterable[Any], *, tagged: bool) -> list[Text]:
     return checked
 
 
+def as_list(name: str, values: Any, wanted: str = "texts") -> list[Any]:
+    """Refuse one string, or a number, in place of a list."""
+    if isinstance(values, str) or not np.iterable(values):
+        found = "one string" if isinstance(values, str) else repr(values)
+        raise ParameterError(
+            f"`{name}` must be a list of {wanted}; got {found}. Put it in a list."
+        )
+    return list(values)
+
+
 def check_pairs(texts: Sequence[Text], pairs: bool) -> None:
     """Refuse single texts among pairs, and pairs among single texts."""
     for row, text in enumerate(texts, 1):

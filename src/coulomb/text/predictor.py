@@ -13,7 +13,7 @@ from torch import Tensor
 from coulomb._support.archive import write_archive, write_folder
 from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.text import run_folder
-from coulomb.text.data import Split, check_pairs, check_texts
+from coulomb.text.data import Split, as_list, check_pairs, check_texts
 from coulomb.text.evaluate import log_probabilities, score_split, tag_words
 from coulomb.text.pretrained import (
     ENCODER,
@@ -210,13 +210,8 @@ class Predictor:
         return score_split(self.model, rows, split, self.classes)
 
     def _rows(self, texts: Sequence[Any]) -> Any:
-        if isinstance(texts, str) or not np.iterable(texts):
-            found = "one string" if isinstance(texts, str) else repr(texts)
-            raise ParameterError(
-                f"`texts` must be a list of texts; got {found}. Put it in a list."
-            )
-        tagged = self.config.kind == "token"
-        return self._encode(Split(check_texts(texts, tagged=tagged)))
+        given, tagged = as_list("texts", texts), self.config.kind == "token"
+        return self._encode(Split(check_texts(given, tagged=tagged)))
 
     def _encode(self, split: Split) -> Any:
         pairs = self.config.data.get("pairs")  # not known of runs before it was kept

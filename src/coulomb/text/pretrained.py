@@ -134,8 +134,17 @@ def _quietly() -> Iterator[None]:
             told.enable_progress_bar()
 
 
-def load_body(folder: Path) -> Any:
-    """Load an encoder, linear or not, without a head of its own."""
+def longest(config: Any) -> int:
+    """Tell how many positions an encoder has."""
+    late = str(config.model_type).removeprefix("coulomb-") in _BEGIN_LATE
+    return int(config.max_position_embeddings) - 2 * late
+
+
+def load_body(folder: Path, max_length: int) -> Any:
+    """Load an encoder, linear or not, without a head of its own.
+
+    For texts that are longer than those it knows, its positions are repeated.
+    """
     register()
     if not (folder / "config.json").is_file():
         raise FileFormatError(f"{folder} is not a saved model: it has no config.json.")
@@ -151,7 +160,23 @@ def load_body(folder: Path) -> Any:
         body = load_weights(module.AutoModel, folder, config=config)
     if hasattr(body, "pooler"):
         body.pooler = None  # texts are pooled here
+    if max_length > longest(config):
+        _repeat_positions(body, max_length)
     return body
+
+
+def _repeat_positions(body: Any, length: int) -> None:
+    """Give an encoder more positions, with the embeddings of those it has, in turn."""
+    part, known = body.embeddings, longest(body.config)
+    old = part.position_embeddings.weight.detach()
+    before, rows = old[: len(old) - known], old[len(old) - known :]
+    table = torch.cat([before, rows.repeat(-(-length // known), 1)[:length]])
+    part.position_embeddings = nn.Embedding.from_pretrained(table, freeze=False)
+    body.config.max_position_embeddings = len(table)
+    places = torch.arange(len(table)).unsqueeze(0)
+    for name, buffer in (("position_ids", places), ("token_type_ids", 0 * places)):
+        if hasattr(part, name):
+            part.register_buffer(name, buffer, persistent=False)
 
 
 def _attend(
@@ -196,12 +221,6 @@ class PretrainedEncoder(nn.Module):
         super().__init__()
         self.body, self.settings = body, settings
         self.kind = str(body.config.model_type).removeprefix("coulomb-")
-        most = body.config.max_position_embeddings - 2 * (self.kind in _BEGIN_LATE)
-        if settings.max_length > most:
-            raise ParameterError(
-                f"`max_length` must be at most {most}, the positions of the encoder; "
-                f"got {settings.max_length}."
-            )
         width = body.config.hidden_size
         source = make_generator(seed, HEAD)
         self.dropout = nn.Dropout(settings.dropout)
@@ -291,7 +310,7 @@ def with_shape(
     folder: Path, config: "Config", weights: Mapping[str, Tensor]
 ) -> PretrainedEncoder:
     """Load an encoder in the shape that weights of a finished run have."""
-    body = load_body(folder)
+    body = load_body(folder, config.settings.model.max_length)
     linear = any(name.endswith(".coulomb.particles") for name in weights)
     if linear and not str(body.config.model_type).startswith("coulomb-"):
         count = config.settings.model.n_features
@@ -330,7 +349,7 @@ def begin_encoder(
     kept = None if folder is None else folder / ENCODER
     made = kept is not None and kept.is_dir()
     source = kept if kept is not None and made else find_encoder(settings.model.encoder)
-    body = load_body(source)
+    body = load_body(source, settings.model.max_length)
     if not made and attention == "linear" and settings.model.linearise == "before":
         tokenizer = load_tokenizer(source, corpus.kind)
         body = linearise_body(body, tokenizer, settings, corpus, folder)

@@ -4,13 +4,13 @@ A run is compared with twins that feel no labels, its gain with the gain on shuf
 labels, its gradient with theirs. Nothing here changes the model.
 """
 
-import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from coulomb._support.archive import plain
 from coulomb._support.checks import check_count, check_real
 from coulomb._support.errors import ParameterError
 from coulomb._support.progress import progress_bar
@@ -215,14 +215,9 @@ class Diagnosis:
         dict
             Numbers, lists and the verdict; infinite numbers are None.
         """
-        plain: dict[str, Any] = {
-            "verdict": self.verdict,
-            "gain": self.gain,
-            "label_share": self.label_share,
-        }
-        for part in fields(self):
-            plain[part.name] = _plain(getattr(self, part.name))
-        return plain
+        told = {"gain": self.gain, "label_share": self.label_share}
+        found: dict[str, Any] = plain(vars(self) | told | {"verdict": self.verdict})
+        return found
 
 
 def diagnose(
@@ -373,18 +368,3 @@ def with_choice(
     """Add what the labels chose before the first step."""
     learned = found.learned or chosen.p_value < level
     return replace(found, chosen=chosen, learned=learned)
-
-
-def _plain(value: Any) -> Any:
-    """Turn tensors and tuples into lists, and infinities, which JSON lacks, to None."""
-    if isinstance(value, Tensor):
-        value = value.tolist()
-    if hasattr(value, "_asdict"):
-        value = value._asdict()
-    if isinstance(value, dict):
-        return {str(name): _plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
