@@ -171,7 +171,7 @@ def _repeat_positions(body: Any, length: int) -> None:
     old = part.position_embeddings.weight.detach()
     before, rows = old[: len(old) - known], old[len(old) - known :]
     table = torch.cat([before, rows.repeat(-(-length // known), 1)[:length]])
-    part.position_embeddings = nn.Embedding.from_pretrained(table, freeze=False)
+    part.position_embeddings = nn.Embedding(len(table), table.shape[1], _weight=table)
     body.config.max_position_embeddings = len(table)
     places = torch.arange(len(table)).unsqueeze(0)
     for name, buffer in (("position_ids", places), ("token_type_ids", 0 * places)):
