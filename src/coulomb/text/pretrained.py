@@ -31,7 +31,6 @@ from coulomb.features import DEFAULT_MAP
 from coulomb.linearise.api import linearise, linearised_heads
 from coulomb.linearise.fit import LineariseSettings
 from coulomb.linearise.huggingface import (
-    ATTENTION,
     LOCAL,
     load_weights,
     reading,
@@ -277,14 +276,8 @@ class PretrainedEncoder(nn.Module):
 
     def save_pretrained(self, folder: Path, tokenizer: Any) -> None:
         """Write the encoder as transformers does, with its tokenizer."""
-        linear = str(self.body.config.model_type).startswith("coulomb-")
-        self.attend_by(ATTENTION if linear else "sdpa")
-        try:
-            with _quietly():
-                self.body.save_pretrained(folder)
-        finally:
-            if self.kind != "mpnet":
-                self.attend_by(PACKED)
+        with _quietly():
+            self.body.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
 
