@@ -7,6 +7,8 @@ file left behind that it would not have. `make attack KILLS=100` kills more ofte
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -128,3 +130,31 @@ def test_signals_end_in_one_sentence(name, place, number, data, whole, tmp_path)
     child = Child(target, tmp_path)
     assert child.wait(60) == 0, child.told()
     assert outcome(tmp_path / "out") == expected
+
+
+EARLY = """
+import importlib.abc, os, sys
+
+class Signals(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "typer":
+            try:
+                os.kill(os.getpid(), {number})
+            except BaseException:
+                {then}
+
+from coulomb.cli import run_command
+sys.meta_path.insert(0, Signals())
+sys.argv = ["coulomb", "--help"]
+run_command()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("then", ["raise", "raise ImportError('half of numpy')"])
+def test_a_signal_while_modules_are_imported(number, then):
+    """Whoever imports may answer it with an error of its own, as numpy does."""
+    code = EARLY.format(number=int(number), then=then)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 128 + number
+    assert found.stderr == "coulomb: stopped.\n"

@@ -24,6 +24,14 @@ class DivergedError(CoulombError, ArithmeticError):
     """Particles are not finite."""
 
 
+class Interrupted(BaseException):
+    """A signal asked to stop; `advice` says how to go on."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number, self.advice = number, ""
+
+
 def shown(value: object) -> str:
     """Write a value into a message: cut if it is long, whatever its `repr` does.
 

@@ -1,1 +1,44 @@
-"""The command line. `main.py` imports nothing heavy; verbs import when they run."""
+"""The command line; signals are answered before anything heavy is imported."""
+
+import signal
+import sys
+
+from coulomb._support.errors import CoulombError, Interrupted
+
+
+def run_command() -> None:
+    """Run the command line; mistakes of the user and signals end in one sentence."""
+    signals: list[Interrupted] = []
+
+    def stop(number: int, frame: object) -> None:
+        signals.append(Interrupted(number))
+        raise signals[0]
+
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, stop)
+        from coulomb.cli.main import app
+
+        app()
+    except BaseException as error:
+        # An import that a signal broke off may fail with an error of its own.
+        told, code = _explain(signals[0] if signals else error)
+        from coulomb._support.progress import visible_text
+
+        print(f"coulomb: {visible_text(told)}", file=sys.stderr)
+        sys.exit(code)
+
+
+def _explain(error: BaseException) -> tuple[str, int]:
+    """Give the sentence and the exit code of an error; others are raised again."""
+    match error:
+        case Interrupted():
+            return f"stopped.{error.advice}", 128 + error.number
+        case CoulombError():
+            return str(error), 2
+        case OSError():
+            place = "" if error.filename is None else f"{error.filename}: "
+            return f"{place}{error.strerror or error}.", 1
+        case MemoryError():
+            return "there is not enough memory for this.", 1
+    raise error

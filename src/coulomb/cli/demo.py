@@ -38,7 +38,8 @@ def demo(
     from coulomb._support.archive import plain, write_json
     from coulomb.report.demo import draw_demo
 
-    check_outputs(folder=out)
+    picture, table = out / "demo.png", out / "demo.json"
+    check_outputs(picture, table, folder=out)
     rows = []
     with progress_bar("learning features", trials * len(_COMPONENTS) + 1) as advance:
         for name, n_components in _COMPONENTS.items():
@@ -48,13 +49,12 @@ def demo(
                 advance(note=name)
             accuracies = dict(zip(_FEATURES, np.array(scores).T, strict=True))
             rows.append({"name": name, "n_components": n_components, **accuracies})
-        picture = out / "demo.png"
         draw_demo(picture, seed=seed)
         advance(note="picture")
     _print_table(rows, trials)
-    write_json(out / "demo.json", {"rows": plain(rows)})
+    write_json(table, {"rows": plain(rows)})
     say(f"Picture: {picture}")
-    say(f"Table:   {out / 'demo.json'}")
+    say(f"Table:   {table}")
 
 
 def _compare(name: str, trial: int) -> list[float]:

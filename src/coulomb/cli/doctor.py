@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from coulomb.cli.output import Cell, Json, print_table, write_numbers
+from coulomb.cli.output import Cell, Json, check_outputs, print_table, write_numbers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +41,7 @@ def doctor(
 
     `coulomb doctor --no-test --json doctor.json`
     """
+    check_outputs(json)
     facts = _describe()
     print_table("This machine", ("", ""), list(facts.items()), words=2)
     costs, model = _model()

@@ -1,18 +1,14 @@
-"""The command `coulomb`. Nothing heavy is imported before a verb runs."""
-
-import signal
-import sys
+"""The verbs of `coulomb`. Nothing heavy is imported before a verb runs."""
 
 import typer
 from typer import Option
 
-from coulomb._support.errors import CoulombError
 from coulomb._version import __version__
+from coulomb.cli import run_command as main
 from coulomb.cli.demo import demo
 from coulomb.cli.doctor import doctor
 from coulomb.cli.experiments import claims, report, reproduce
 from coulomb.cli.linearise import kernels, linearise
-from coulomb.cli.output import Interrupted, say
 from coulomb.cli.text import diagnose, evaluate, export, predict, runs, train
 from coulomb.cli.theory import deviations, meanfield
 
@@ -47,31 +43,6 @@ def options(
     ),
 ) -> None:
     """Learn kernels as particle systems."""
-
-
-def _stop(number: int, frame: object) -> None:
-    raise Interrupted(number)
-
-
-def main() -> None:
-    """Run the command line; mistakes of the user and signals end in one sentence."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
-    try:
-        app()
-    except CoulombError as error:
-        say(f"coulomb: {error}", err=True)
-        sys.exit(2)
-    except OSError as error:
-        place = "" if error.filename is None else f"{error.filename}: "
-        say(f"coulomb: {place}{error.strerror or error}.", err=True)
-        sys.exit(1)
-    except MemoryError:
-        say("coulomb: there is not enough memory for this.", err=True)
-        sys.exit(1)
-    except Interrupted as stopped:
-        say(f"coulomb: stopped.{stopped.advice}", err=True)
-        sys.exit(128 + stopped.number)
 
 
 if __name__ == "__main__":

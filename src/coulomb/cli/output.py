@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from coulomb._support.errors import FileFormatError, ParameterError
+from coulomb._support.errors import FileFormatError, Interrupted, ParameterError
 from coulomb._support.progress import visible_text
 
 Seed = Annotated[int, Option(min=0, help="Seed of everything drawn.")]
@@ -59,14 +59,6 @@ def check_outputs(*files: Path | None, folder: Path | None = None) -> None:
 def say(text: object, *, err: bool = False) -> None:
     """Print a line, with nothing in it that a terminal would act on."""
     typer.echo(visible_text(text), err=err)
-
-
-class Interrupted(BaseException):
-    """A signal asked to stop; `advice` says how to go on."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number, self.advice = number, ""
 
 
 @contextmanager
