@@ -1,12 +1,23 @@
 """Two processes that want the same folder, and outputs that cannot be written."""
 
+import errno
 import json
+import os
 
 import pytest
 from attack_cases import Child, flags, outcome, run_cli, write_data
+from typer.main import get_command
 
-from coulomb._support.archive import append_lines, sweep, working_in, write_whole
+from coulomb._support import archive
+from coulomb._support.archive import (
+    append_lines,
+    sweep,
+    working_in,
+    write_folder,
+    write_whole,
+)
 from coulomb._support.errors import CoulombError
+from coulomb.cli.main import app
 from coulomb.experiments.records import load_records
 
 COLUMNS = "--text", "review", "--label", "sentiment"
@@ -89,6 +100,70 @@ def test_only_what_dead_writers_left_is_swept(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {other.name, "b.txt"}
 
 
+def test_without_locks_nothing_is_swept(tmp_path, monkeypatch):
+    """Nobody can tell there whether a writer is dead."""
+
+    def refuse(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(archive.fcntl, "flock", refuse)
+    perhaps = tmp_path / f".a.txt.{'0' * 32}.txt"
+    perhaps.write_text("half")
+    write_whole(tmp_path / "b.txt", lambda path: path.write_text("whole"))
+    assert perhaps.exists()
+    assert (tmp_path / "b.txt").read_text() == "whole"
+    with working_in(tmp_path), working_in(tmp_path):
+        assert perhaps.exists()
+
+
+@pytest.mark.parametrize("write", [write_whole, write_folder])
+@pytest.mark.parametrize("swept", ["before the lock", "while it is taken"])
+def test_a_writer_outlives_the_sweep_of_another(write, swept, tmp_path, monkeypatch):
+    """A place that is seen before its lock looks like that of a dead writer."""
+    flock, calls = archive.fcntl.flock, []
+
+    def late(file, how):
+        calls.append(file)
+        if len(calls) == 1:
+            monkeypatch.setattr(archive.fcntl, "flock", flock)
+            sweep(tmp_path)
+            monkeypatch.setattr(archive.fcntl, "flock", late)
+            if swept == "while it is taken":
+                raise BlockingIOError
+        return flock(file, how)
+
+    monkeypatch.setattr(archive.fcntl, "flock", late)
+    inner = "a.txt" if write is write_folder else ""
+
+    def fill(path):
+        (path / inner).write_text("whole")
+        sweep(tmp_path)
+
+    write(tmp_path / "b", fill)
+    assert len(calls) > 2
+    assert (tmp_path / "b" / inner).read_text() == "whole"
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_every_file_of_a_folder_is_flushed(tmp_path, monkeypatch):
+    flushed, fsync = set(), os.fsync
+
+    def record(file):
+        flushed.add(os.readlink(f"/proc/self/fd/{file}"))
+        fsync(file)
+
+    def fill(path):
+        (path / "pooling").mkdir()
+        (path / "pooling" / "config.json").write_text("{}")
+        place.append(path)
+
+    place = []
+    monkeypatch.setattr(os, "fsync", record)
+    write_folder(tmp_path / "model", fill)
+    inside = {place[0], place[0] / "pooling", place[0] / "pooling" / "config.json"}
+    assert flushed == {*map(str, inside), str(tmp_path)}
+
+
 def test_a_folder_belongs_to_one_process(tmp_path):
     with (
         working_in(tmp_path / "run"),
@@ -120,8 +195,42 @@ def test_a_file_in_the_way_is_told_before_work(verb, data, monkeypatch, capfd):
     assert (data / "taken").read_text() == "precious"
 
 
-@pytest.mark.parametrize("option", ["--json", "--figure"])
-def test_numbers_and_pictures_in_the_way(option, data, capfd):
-    (data / "folder").mkdir()
-    assert run_cli("meanfield", option, data / "folder") == 1
-    assert "something else" in capfd.readouterr().err
+# What a verb needs before it comes to its outputs; every other verb needs nothing.
+NEEDED = {
+    "claims": ["."],
+    "deviations": ["x"],
+    "diagnose": ["."],
+    "evaluate": ["."],
+    "kernels": ["bert", "--texts", "texts.txt"],
+    "linearise": ["bert", "--texts", "texts.txt", "--out", "new"],
+    "predict": [".", "a film"],
+    "report": ["."],
+    "reproduce": ["noise"],
+    "train": ["reviews.csv", *COLUMNS],
+}
+WRITTEN = {"--json", "--figure", "--csv", "--out"}
+
+
+def outputs():
+    """Every option of a verb that names a file or folder to write."""
+    for verb in app.registered_commands:
+        for parameter in get_command(app).commands[verb.callback.__name__].params:
+            if not getattr(parameter, "is_flag", False):
+                for option in WRITTEN & set(parameter.opts):
+                    yield verb.callback.__name__, option
+
+
+@pytest.mark.parametrize("verb, option", sorted(outputs()))
+def test_outputs_are_checked_before_work(verb, option, data, monkeypatch, capfd):
+    """Below a file nothing can be written: one line says so, and nothing else is."""
+    monkeypatch.chdir(data)
+    place = data / "taken" / "out"
+    place.parent.write_text("precious")
+    before = sorted(data.rglob("*"))
+    assert run_cli(verb, *NEEDED.get(verb, []), option, place) == 1
+    printed = capfd.readouterr()
+    assert printed.err.startswith(f"coulomb: {place}")
+    assert printed.err.endswith(": What is written must be in a folder.\n")
+    assert len(printed.err.splitlines()) == 1
+    assert not printed.out
+    assert sorted(data.rglob("*")) == before

@@ -79,23 +79,28 @@ def check_output(path: str | Path | None, *, folder: bool = False) -> None:
         raise PermissionError(errno.EACCES, told, str(path))
 
 
-@contextmanager
-def _held(path: Path, flags: int = os.O_RDONLY) -> Iterator[bool]:
-    """Hold the lock of a file or folder; say whether it was free.
+def _lock(file: Any, *, wait: bool = False) -> bool | None:
+    """Lock an open file; say whether it was free, or None where there are no locks.
 
-    Whoever dies lets go of it. Where a file system has no locks, it is always free.
+    Whoever dies lets go of it.
     """
-    descriptor = os.open(path, flags, 0o666)
-    free = True
+    if fcntl is None:
+        return None
     try:
-        if fcntl is not None:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                free = False
-            except OSError:
-                pass
-        yield free
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+@contextmanager
+def _opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Open a file or folder for a moment, and give its descriptor."""
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -104,8 +109,8 @@ def _held(path: Path, flags: int = os.O_RDONLY) -> Iterator[bool]:
 def working_in(folder: Path) -> Iterator[None]:
     """Make a folder, keep other processes out, and sweep what dead ones left."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _held(folder) as free:
-        if not free:
+    with _opened(folder) as file:
+        if _lock(file) is False:
             raise ParameterError(
                 f"`out` must be a folder of one process; another one is at work in "
                 f"{str(folder)!r}. Wait for it to end, or choose another folder."
@@ -116,15 +121,13 @@ def working_in(folder: Path) -> Iterator[None]:
 
 def sweep(folder: Path) -> None:
     """Remove the temporary files of writers that were killed, and no others."""
-    if fcntl is None or not folder.is_dir():
-        return
-    for name in os.listdir(folder):
-        if not _TEMPORARY.fullmatch(name):
-            continue
+    names = os.listdir(folder) if folder.is_dir() else ()
+    for name in filter(_TEMPORARY.fullmatch, names):
+        path = folder / name
         # Whoever else sweeps, or finishes, may be faster.
-        with suppress(OSError), _held(folder / name, os.O_RDONLY | os.O_NONBLOCK) as it:
-            if it:
-                _remove(folder / name)
+        with suppress(OSError), _opened(path, os.O_RDONLY | os.O_NONBLOCK) as file:
+            if _lock(file):
+                _remove(path)
 
 
 def _remove(path: Path) -> None:
@@ -136,11 +139,8 @@ def _remove(path: Path) -> None:
 
 def _flush(path: Path) -> None:
     """Have a file, or the names in a folder, on the disk itself."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with _opened(path) as file:
+        os.fsync(file)
 
 
 @contextmanager
@@ -164,18 +164,8 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     'all'
     """
     path = Path(path)
-    with _or_say_what_is_safe(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        sweep(path.parent)
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{path.suffix}")
-        try:
-            with _held(temporary, os.O_RDWR | os.O_CREAT):
-                write(temporary)
-                _flush(temporary)
-                os.replace(temporary, path)
-            _flush(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with _beside(path, path.suffix, Path.touch) as temporary:
+        write(temporary)
 
 
 def write_folder(path: Path, write: Callable[[Path], object]) -> None:
@@ -189,20 +179,41 @@ def write_folder(path: Path, write: Callable[[Path], object]) -> None:
     >>> [file.name for file in target.iterdir()]
     ['a.txt']
     """
+    with _beside(path, "", Path.mkdir) as temporary:
+        write(temporary)
+        for part in temporary.rglob("*"):
+            _flush(part)
+
+
+@contextmanager
+def _beside(path: Path, suffix: str, make: Callable[[Path], object]) -> Iterator[Path]:
+    """Give a locked temporary place; then flush, rename, and flush the rename."""
     with _or_say_what_is_safe(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         sweep(path.parent)
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        temporary.mkdir()
+        temporary, file = _reserve(path, suffix, make)
         try:
-            with _held(temporary):
-                write(temporary)
-                for part in temporary.iterdir():
-                    _flush(part)
-                os.replace(temporary, path)
+            yield temporary
+            _flush(temporary)
+            os.replace(temporary, path)
             _flush(path.parent)
         finally:
+            os.close(file)
             _remove(temporary)
+
+
+def _reserve(
+    path: Path, suffix: str, make: Callable[[Path], object]
+) -> tuple[Path, int]:
+    """Make a temporary file or folder and lock it, before anybody sweeps it."""
+    while True:
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{suffix}")
+        make(temporary)
+        with suppress(FileNotFoundError):
+            file = os.open(temporary, os.O_RDONLY)
+            if _lock(file) is not False and os.fstat(file).st_nlink:
+                return temporary, file
+            os.close(file)
 
 
 def append_lines(path: Path, lines: str) -> None:
@@ -213,9 +224,7 @@ def append_lines(path: Path, lines: str) -> None:
     with _or_say_what_is_safe(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b") as file:
-            if fcntl is not None:
-                with suppress(OSError):
-                    fcntl.flock(file, fcntl.LOCK_EX)
+            _lock(file, wait=True)
             end = _cut_torn_line(file)
             try:
                 file.write(lines.encode())
