@@ -19,7 +19,8 @@ import coulomb.report.page
 import coulomb.text.classifier
 import coulomb.text.diagnose
 
-SECONDS = 20.0  # a child that takes longer hangs
+# A child that takes longer hangs; on a machine that others use, PATIENCE=5 waits longer.
+SECONDS = 20.0 * float(os.environ.get("PATIENCE", "1"))
 GOOD = ["fine", "lovely", "great", "superb", "warm", "clever"]
 BAD = ["dull", "poor", "awful", "weak", "cold", "clumsy"]
 TINY = {
@@ -194,7 +195,8 @@ def linearise_job(data, out):
 
 
 def reproduce_job(data, out):
-    return run_cli("reproduce", "strength", "--preset", "smoke", "--out", out)
+    some = "--only", "constants=paper"
+    return run_cli("reproduce", "strength", "--preset", "smoke", *some, "--out", out)
 
 
 JOBS = {

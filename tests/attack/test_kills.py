@@ -14,6 +14,7 @@ import time
 import pytest
 from attack_cases import (
     JOBS,
+    SECONDS,
     STOPPED,
     Child,
     dying_at,
@@ -49,7 +50,7 @@ def whole(data, tmp_path_factory):
             again = tmp_path_factory.mktemp(name)
             began = time.monotonic()
             child = Child(lambda: JOBS[name](data, again / "out"), again)
-            assert child.wait(60) == 0, child.told()
+            assert child.wait(3 * SECONDS) == 0, child.told()
             seconds = time.monotonic() - began
             expected = outcome(folder / "out")
             assert outcome(again / "out") == expected
@@ -74,13 +75,13 @@ def killed_until_it_ends(name, data, folder, seconds, kills, moments):
             child = Child(target, folder)
             if child.wait(moments.uniform(0, seconds)) is None:
                 child.kill()
-        code = child.wait(60)
+        code = child.wait(3 * SECONDS)
         assert code in (0, -signal.SIGKILL), child.told()
         hits += code != 0
         if code == 0:
             break
     child = Child(target, folder)
-    code = child.wait(60)
+    code = child.wait(3 * SECONDS)
     told = child.told()
     # A command that was over before the last attempt has nothing left to do.
     over = name == "linearise" and "must be a new or empty folder" in told
@@ -119,7 +120,7 @@ def test_signals_end_in_one_sentence(name, place, number, data, whole, tmp_path)
         return JOBS[name](data, tmp_path / "out")
 
     child = Child(dying_at(target, place, after=True, number=number), tmp_path)
-    assert child.wait(60) == 128 + number in STOPPED
+    assert child.wait(3 * SECONDS) == 128 + number in STOPPED
     last = child.told().strip().splitlines()[-1]
     assert last.startswith("coulomb: stopped.")
     assert "Traceback" not in child.told()
@@ -128,7 +129,7 @@ def test_signals_end_in_one_sentence(name, place, number, data, whole, tmp_path)
         on = f"coulomb train --resume {tmp_path / 'out'}"
     assert on.lower() in last.lower()
     child = Child(target, tmp_path)
-    assert child.wait(60) == 0, child.told()
+    assert child.wait(3 * SECONDS) == 0, child.told()
     assert outcome(tmp_path / "out") == expected
 
 

@@ -84,15 +84,15 @@ def _lock(file: Any, *, wait: bool = False) -> bool | None:
 
     Whoever dies lets go of it.
     """
-    if fcntl is None:
-        return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            return True
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+    return None
 
 
 @contextmanager
