@@ -19,7 +19,7 @@ import coulomb.report.page
 import coulomb.text.classifier
 import coulomb.text.diagnose
 
-# A child that takes longer hangs; on a machine that others use, PATIENCE=5 waits longer.
+# A child that takes longer hangs; where others compute, PATIENCE=5 waits longer.
 SECONDS = 20.0 * float(os.environ.get("PATIENCE", "1"))
 GOOD = ["fine", "lovely", "great", "superb", "warm", "clever"]
 BAD = ["dull", "poor", "awful", "weak", "cold", "clumsy"]
