@@ -66,27 +66,20 @@ def killed_until_it_ends(name, data, folder, seconds, kills, moments):
     def target():
         return JOBS[name](data, folder / "out")
 
-    hits = 0
-    for kill in range(kills):
+    for kill in range(kills + 1):
         place, after = moments.randint(1, MOMENTS), moments.random() < 0.5
-        if kill % 2:
-            child = Child(dying_at(target, place, after=after), folder)
-        else:
+        if kill == kills or kill % 2 == 0:
             child = Child(target, folder)
-            if child.wait(moments.uniform(0, seconds)) is None:
+            if kill < kills and child.wait(moments.uniform(0, seconds)) is None:
                 child.kill()
+        else:
+            child = Child(dying_at(target, place, after=after), folder)
         code = child.wait(3 * SECONDS)
-        assert code in (0, -signal.SIGKILL), child.told()
-        hits += code != 0
-        if code == 0:
-            break
-    child = Child(target, folder)
-    code = child.wait(3 * SECONDS)
-    told = child.told()
-    # A command that was over before the last attempt has nothing left to do.
-    over = name == "linearise" and "must be a new or empty folder" in told
-    assert code == 0 or over, told
-    return hits
+        # A command that was over before has nothing left to do.
+        if code == 0 or "must be a new or empty folder" in child.told():
+            return kill
+        assert code == -signal.SIGKILL, child.told()
+    raise AssertionError("an undisturbed command was killed")
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -107,6 +100,33 @@ def test_killed_commands_end_as_if_nothing_had_happened(name, data, whole, tmp_p
         chains += 1
     assert hits >= wanted
     print(f"{name}: {hits} kills, {chains} runs, all equal, nothing left behind")
+
+
+def test_linearise_ends_what_was_killed_at_the_very_end(data, whole, tmp_path):
+    """Between the rename of the model and the removal of what it was made of."""
+    expected, _ = whole("linearise")
+
+    def target():
+        return JOBS["linearise"](data, tmp_path / "out")
+
+    def killed():
+        rename = os.replace
+
+        def last(source, to):
+            rename(source, to)
+            if to == tmp_path / "out":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        os.replace = last
+        return target()
+
+    child = Child(killed, tmp_path)
+    assert child.wait(3 * SECONDS) == -signal.SIGKILL
+    assert (tmp_path / "out.partial").is_dir()
+    child = Child(target, tmp_path)
+    assert child.wait(3 * SECONDS) == 0, child.told()
+    assert child.printed() == f"Model: {tmp_path / 'out'}\n"
+    assert outcome(tmp_path / "out") == expected
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

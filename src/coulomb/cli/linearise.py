@@ -69,17 +69,23 @@ def linearise(
     --keep-exact 0.3,2.11`
     """
     check_outputs(json, folder=out)
+    from coulomb._support.archive import working_in, write_folder
+
+    partial = out.with_name(f"{out.name}.partial")
     if out.is_dir() and any(out.iterdir()):
+        if partial.is_dir():  # killed when its model was there already
+            with working_in(partial):
+                shutil.rmtree(partial)
+            say(f"Model: {out}")
+            return
         raise ParameterError(
             f"`out` must be a new or empty folder; {str(out)!r} holds files. Choose "
             "another, or remove it."
         )
     lines, kept = list(read_lines(texts)), _heads(keep_exact)
     model, tokenizer = _load(model_dir)
-    from coulomb._support.archive import working_in, write_folder
     from coulomb.linearise import linearise as learn
 
-    partial = out.with_name(f"{out.name}.partial")
     with resumable("The same command goes on from there."), working_in(partial):
         fast: Any = learn(
             model,
@@ -100,11 +106,11 @@ def linearise(
             fast.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
 
+        write_numbers(json, fast.linearise_summary.as_dict())
         write_folder(out, save)
         shutil.rmtree(partial)
     say(str(fast.linearise_summary))
     say(f"Model: {out}")
-    write_numbers(json, fast.linearise_summary.as_dict())
 
 
 def kernels(
