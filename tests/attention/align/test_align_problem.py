@@ -271,7 +271,7 @@ def test_mistakes_are_named():
     with pytest.raises(ValueError, match="`pool` has no member"):
         View(pool="max")
     objective = make_objective([batch], level="token")
-    with pytest.raises(ValueError, match=r"must begin with the axes \(batch, length\)"):
+    with pytest.raises(ValueError, match=r"must have the axes \(batch, length\)"):
         objective.energy(particles_of(objective))
     model = make_model()
     with pytest.raises(ValueError, match="did you mean 'head'"):

@@ -131,6 +131,13 @@ class AlignmentSettings:
                 f"{self.inverse_temperature}. Use 'langevin' to have noise."
             )
         check_real("also_step_size", self.also_step_size, above=0)
+        for name in ("layers", "also"):
+            names = getattr(self, name)
+            known = isinstance(names, tuple | list) or (name, names) == ("layers", None)
+            if not known or not all(isinstance(x, str) for x in names or ()):
+                raise ParameterTypeError(
+                    f"`{name}` must be a tuple of names; got {shown(names)}."
+                )
 
     def build_sampler(self) -> AbstractGradientSampler:
         """Build what moves the particles along the gradient of a batch.
@@ -239,16 +246,25 @@ def as_batch(item: Any) -> Batch:
             )
         labels = _as_labels(words.pop(name))
         mask = next((words[name] for name in _MASKS if name in words), None)
-        return Batch((), words, None if mask is None else mask.bool(), labels)
+        return Batch((), words, _as_mask(mask), labels)
     if isinstance(item, tuple | list) and len(item) in (2, 3):
         inputs, *between, labels = item
         mask = between[0] if between else None
         words = {} if mask is None else {"key_mask": mask}
-        return Batch((inputs,), words, mask, _as_labels(labels))
+        return Batch((inputs,), words, _as_mask(mask), _as_labels(labels))
     raise ParameterTypeError(
         "`batches` must hold (inputs, labels), (inputs, key_mask, labels) or mappings; "
         f"got {type(item).__name__}."
     )
+
+
+def _as_mask(mask: Any) -> Tensor | None:
+    if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
+        raise ParameterTypeError(
+            "`key_mask` must be a tensor of shape (batch, length); got "
+            f"{shown(tuple(mask.shape) if isinstance(mask, Tensor) else mask)}."
+        )
+    return None if mask is None else mask.bool()
 
 
 def _as_labels(labels: Any) -> Tensor:
@@ -495,7 +511,7 @@ class View:
             and (labels.ndim == 3 or (labels.ndim == 2 and not real))
         )
         if by_token:
-            self._check_rows(labels, out, ("batch", "length"))
+            self._check_rows(labels, out, ("batch", "length"), pairwise)
             if mask is None:
                 mask = torch.ones(out.shape[:2], dtype=torch.bool, device=out.device)
             if pairwise:
@@ -503,7 +519,7 @@ class View:
                 return Rows(out, labels, share)
             kept = mask if real else mask & (labels != IGNORED)
             return Rows(out[kept], labels[kept])
-        self._check_rows(labels, out, ("batch",))
+        self._check_rows(labels, out, ("batch",), pairwise)
         return Rows(self._pooled(out, mask), labels)
 
     def _pooled(self, out: Tensor, mask: Tensor | None) -> Tensor:
@@ -518,13 +534,17 @@ class View:
         weight = mask.to(out).unsqueeze(-1)
         return (weight * out).sum(dim=1) / weight.sum(dim=1).clamp_min(1)
 
-    def _check_rows(self, labels: Tensor, out: Tensor, axes: tuple[str, ...]) -> None:
+    def _check_rows(
+        self, labels: Tensor, out: Tensor, axes: tuple[str, ...], pairwise: bool
+    ) -> None:
         n = len(axes)
-        fits = labels.ndim >= n and out.ndim > n and labels.shape[:n] == out.shape[:n]
-        if not fits:
+        most = n + (pairwise or labels.is_floating_point())
+        fits = n <= labels.ndim <= most and out.ndim > n
+        if not fits or labels.shape[:n] != out.shape[:n]:
+            more = " and at most one more" if most > n else ""
             raise ParameterError(
-                f"`labels` must begin with the axes ({', '.join(axes)}) of the outputs "
-                f"at level {self.level!r}; got {tuple(labels.shape)} and outputs "
+                f"`labels` must have the axes ({', '.join(axes)}) of the outputs at "
+                f"level {self.level!r}{more}; got {tuple(labels.shape)} and outputs "
                 f"{tuple(out.shape)}."
             )
 

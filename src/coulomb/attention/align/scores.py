@@ -238,7 +238,12 @@ class Target(AbstractScore):
     pairwise: ClassVar[bool] = True
 
     def __call__(self, rows: Rows) -> Tensor:
-        target = rows.target.to(rows.features)
+        target, n = rows.target.to(rows.features), rows.features.shape[-2]
+        if target.shape[-2:] != (n, n):
+            raise ParameterError(
+                f"`labels` must be Gram matrices, ({n}, {n}), for the objective "
+                f"'target'; got the shape {tuple(target.shape)}."
+            )
         return target_alignment(rows.features, target, rows.probabilities)
 
 
