@@ -16,7 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coulomb._support.errors import ParameterError, ParameterTypeError, shown
+from coulomb._support.errors import (
+    CoulombError,
+    ParameterError,
+    ParameterTypeError,
+    shown,
+)
 from coulomb.attention import AbstractAttention
 from coulomb.attention.layers.replace import is_pretrained, real_tokens
 from coulomb.linearise.heads import softmax_rows
@@ -286,11 +291,21 @@ def _tokens_received(
 
 @contextmanager
 def _no_fast_path() -> Iterator[None]:
-    """Keep torch's encoder layers from going around their attention layer."""
+    """Keep torch's encoder layers from going around their attention layer.
+
+    What is wrong with a call of the model is told as what is wrong with its inputs.
+    """
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
+    except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, CoulombError):
+            raise
+        raise ParameterError(
+            "`tokenizer` must return what the model can be called with; the call "
+            f"failed with {shown(str(error))}."
+        ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
 
