@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 PUBLIC_PRIVATE = {"_version", "__version__"}
 # Ceilings of src: lines of code (no blanks, comments, docstrings), docstrings, files.
-MOST_CODE, MOST_DOCSTRINGS, MOST_FILES = 26_500, 11_000, 146
+MOST_CODE, MOST_DOCSTRINGS, MOST_FILES = 29_000, 11_000, 152
 
 
 FORBIDDEN = (
