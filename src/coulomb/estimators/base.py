@@ -34,6 +34,7 @@ from coulomb._support.checks import (
 from coulomb._support.errors import FileFormatError, ParameterError, shown
 from coulomb.domains import AbstractDomain, Ball, Box, Space, Sphere
 from coulomb.dynamics.initial import AbstractLaw, draw_phases
+from coulomb.estimators.chunked import over_parts
 from coulomb.features import AbstractFeatureMap, feature_maps
 from coulomb.interactions import AbstractInteraction, Riesz
 from coulomb.objectives import label_matrix
@@ -158,19 +159,22 @@ class AbstractFourierSampler(
     _gammas: ClassVar[tuple[str, ...]] = ("scale",)
     _also_saved: ClassVar[tuple[str, ...]] = ("_varying",)
 
-    def transform(self, X: Any) -> np.ndarray:
+    @over_parts
+    def transform(self, X: Any) -> Any:
         """Map rows to features.
 
         Parameters
         ----------
         X
             Dense or sparse data, shape `(n, n_features_in_)`. A sparse matrix stays
-            sparse.
+            sparse. A Dask collection, a Parquet path or an iterable of chunks is mapped
+            part by part.
 
         Returns
         -------
         ndarray
-            Features, shape `(n, n_features)`, in the precision of `X`.
+            Features, shape `(n, n_features)`, in the precision of `X`; of a Dask
+            collection a Dask array, of other parts an iterator of arrays.
         """
         return self._features(X)
 
@@ -262,6 +266,7 @@ class AbstractFourierSampler(
 
     def _check_new(self, X: Any) -> Any:
         check_is_fitted(self)
+        X = as_array(X)
         return validate_data(self, X, reset=False, **_ROWS)
 
     def _check_gamma(self) -> None:
@@ -331,6 +336,13 @@ class AbstractFourierSampler(
         return ((X - self.mean_) / self.scale_).astype(X.dtype, copy=False)
 
 
+def as_array(X: Any) -> Any:
+    """Make an array of an Arrow table; leave everything else as it is."""
+    if not hasattr(X, "column_names"):
+        return X
+    return np.column_stack([column.to_numpy() for column in X.columns])
+
+
 def is_name(argument: str, value: Any, *known: str) -> bool:
     """Say whether a value is one of these names; another string is refused."""
     if isinstance(value, str):
@@ -358,6 +370,30 @@ class Columns(NamedTuple):
     mean: np.ndarray
     scale: np.ndarray  # 1 where a column does not vary
     varying: np.ndarray
+
+    def join(self, other: "Columns", share: float) -> "Columns":
+        """Describe the rows of both; `share` is how much the other's weigh.
+
+        `V = (1 - q) V_a + q V_b + q (1 - q) (m_b - m_a)^2`.
+
+        Examples
+        --------
+        >>> one = describe_columns(np.array([[1.0]]), np.ones(1))
+        >>> two = describe_columns(np.array([[3.0], [5.0]]), np.ones(2))
+        >>> one.join(two, 2 / 3)
+        Columns(mean=array([3.]), scale=array([1.63299316]), varying=array([ True]))
+        """
+        gap = other.mean - self.mean
+        scale = np.where(self.varying, self.scale, 0.0)
+        width = np.where(other.varying, other.scale, 0.0)
+        # Divided by the largest, so that no square leaves the range.
+        unit = np.maximum(np.maximum(scale, width), np.abs(gap))
+        unit[unit == 0] = 1.0
+        square = (1 - share) * (scale / unit) ** 2 + share * (width / unit) ** 2
+        scale = unit * np.sqrt(square + share * (1 - share) * (gap / unit) ** 2)
+        mean = self.mean + share * gap
+        varying = scale > 10 * np.finfo(scale.dtype).eps * np.abs(mean)
+        return Columns(mean, np.where(varying, scale, 1.0), varying)
 
 
 def drop_weightless(X: Any, y: Any, weight: np.ndarray) -> tuple[Any, Any, np.ndarray]:

@@ -12,17 +12,28 @@ from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
-from coulomb._support.checks import check_memory
-from coulomb._support.errors import ParameterError
+from coulomb._support.checks import check_count, check_memory
+from coulomb._support.errors import ParameterError, ParameterTypeError
 from coulomb._support.seeds import make_generator
 from coulomb.domains import Ball
 from coulomb.dynamics.loop import StopReason
 from coulomb.estimators.base import (
     AbstractFourierSampler,
+    Columns,
     Target,
+    as_array,
+    describe_columns,
     draw_seed,
+    drop_weightless,
     label_columns,
     read_target,
+)
+from coulomb.estimators.chunked import (
+    Chunks,
+    as_chunks,
+    has_parts,
+    read_parts,
+    summarise,
 )
 from coulomb.estimators.learning import (
     FitData,
@@ -324,15 +335,19 @@ class CoulombSampler(AbstractFourierSampler):
         """
         return cls(n_components, **(_PAPER | changes))
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Learn the particles from the labels.
 
         Parameters
         ----------
         X
-            Dense or sparse data, shape `(n, p)`.
+            Dense or sparse data, shape `(n, p)`; a Dask array or frame, the path of
+            Parquet files, or a list (or whatever can be gone through again) of chunks
+            `(X, y)` or `(X, y, sample_weight)`. Of more than 100,000 dense rows all
+            decide mean and scale, and a uniform sample of them everything else.
         y
-            Labels or numbers, shape `(n,)`.
+            Labels or numbers, shape `(n,)`; the name of a column of Parquet files or of
+            a Dask frame; None for chunks.
         sample_weight
             Weights of the rows; an integer weight equals repeating the row.
 
@@ -343,17 +358,67 @@ class CoulombSampler(AbstractFourierSampler):
         """
         with self._all_or_nothing():
             settings = resolve_settings(self, draw_seed(self.random_state))
-            rows, y, weight = self._fit_input(X, y, sample_weight)
+            chunks = as_chunks(X, y, sample_weight)
+            if chunks is None:
+                rows, y, weight = self._fit_input(X, y, sample_weight)
+                target = _read_target(y, self.target)
+            else:
+                rows, target, weight = self._fit_parts(chunks, settings.seed)
             self._check_sizes(settings)
-            target = _read_target(y, self.target)
             self._reservoir: RowReservoir | None = None
             self._learned: Learned | None = None
             self._learn(self._dense(rows, weight, target), settings)
             self._learned = None  # needed by partial_fit alone
         return self
 
+    def _fit_parts(self, chunks: Chunks, seed: int) -> ScaledRows:
+        """Learn the columns from all rows, and give those that features see."""
+        summary = summarise(chunks, self, seed)
+        X, y, weight = summary.arrays
+        if summary.columns is None:
+            X, y, weight = self._fit_input(X, y, weight)
+        else:
+            check_count("n_components", self.n_components)
+            X, y, weight = drop_weightless(X, y, weight)
+            self._set_columns(summary.columns)
+        self.__dict__.update(summary.about)
+        target = _read_target(y, self.target)
+        if target.classes is not None:
+            target = read_target(y, target="classes", classes=summary.classes)
+        return ScaledRows(X, target, weight)
+
+    def _set_columns(self, columns: Columns) -> None:
+        mean, scale, varying = columns
+        if self.standardize:
+            self.mean_, self.scale_, self._varying = columns
+            self.gamma_ = 1.0 / max(1, int(varying.sum()))
+        else:
+            self.mean_, self.scale_ = np.zeros_like(mean), np.ones_like(scale)
+            self._varying = np.ones_like(varying)
+            # The variance of all entries, as `scale_gamma` has it.
+            square = np.square(np.where(varying, scale, 0.0))
+            total = float((square + (mean - mean.mean()) ** 2).mean()) or 1 / len(mean)
+            self.gamma_ = 1.0 / (len(mean) * (total if self.gamma == "scale" else 1.0))
+        if not isinstance(self.gamma, str):
+            self.gamma_ = float(self.gamma)
+
+    def _check_part(
+        self, X: Any, y: Any, weight: Any
+    ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+        X, y, weight = self._check_rows(as_array(X), y, weight)
+        if sparse.issparse(X):
+            raise ParameterTypeError(
+                "`X` must have dense chunks; got sparse ones. Use partial_fit, or "
+                "x.toarray() for each."
+            )
+        return [X], y, weight
+
+    def _describe_part(self, table: list[np.ndarray], weight: np.ndarray) -> Columns:
+        keep = weight > 0
+        return describe_columns(table[0][keep], weight[keep])
+
     def partial_fit(
-        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
+        self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None
     ) -> Self:
         """Learn from one chunk of rows after another.
 
@@ -365,7 +430,7 @@ class CoulombSampler(AbstractFourierSampler):
         Parameters
         ----------
         X
-            A chunk of rows.
+            A chunk of rows, or parts as in `fit`, read one after the other.
         y
             Their labels or numbers.
         classes
@@ -378,6 +443,10 @@ class CoulombSampler(AbstractFourierSampler):
         CoulombSampler
             The estimator.
         """
+        if has_parts(X):
+            for part in read_parts(X, y, sample_weight):
+                self.partial_fit(part.X, part.y, classes, part.weight)
+            return self
         with self._all_or_nothing():
             before = getattr(self, "_reservoir", None)
             if before is None:

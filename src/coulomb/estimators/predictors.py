@@ -8,7 +8,9 @@ steps.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Self
+from functools import reduce
+from operator import add
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -33,12 +35,25 @@ from coulomb.estimators.base import (
     draw_seed,
     read_target,
 )
+from coulomb.estimators.chunked import (
+    Chunk,
+    Chunks,
+    as_chunks,
+    has_parts,
+    over_parts,
+    read_parts,
+    row_blocks,
+    summarise,
+)
 from coulomb.estimators.coulomb import CoulombSampler
 from coulomb.estimators.tabular import (
     ALPHAS,
     Head,
+    RidgePath,
+    RidgeSums,
     SeenRows,
     Table,
+    as_keys,
     encode,
     encoded_names,
     fit_logistic,
@@ -50,7 +65,6 @@ from coulomb.estimators.tabular import (
 )
 from coulomb.features import Particles, as_feature_map
 
-_MOST_HEAD_ROWS = 100_000
 _GRADIENT_ROWS = 500
 
 
@@ -76,16 +90,19 @@ class _AbstractPredictor(SavedEstimator, BaseEstimator):
         tags.input_tags.string = True
         return tags
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Learn columns, features and head.
 
         Parameters
         ----------
         X
             A data frame, an Arrow table or an array, shape `(n, p)`; NaN and None are
-            missing values.
+            missing values. Or a Dask array or frame, the path of Parquet files, or a
+            list of chunks `(X, y)` or `(X, y, sample_weight)`. Of more than 100,000
+            rows a uniform sample is learned from; the head of a regressor sees all.
         y
-            Class labels or numbers, shape `(n,)`.
+            Class labels or numbers, shape `(n,)`; the name of a column of Parquet files
+            or of a Dask frame; None for chunks.
         sample_weight
             Weights of the rows; an integer weight equals repeating the row.
 
@@ -97,17 +114,33 @@ class _AbstractPredictor(SavedEstimator, BaseEstimator):
         with self._all_or_nothing(), self._threads():
             self._check_settings()
             self._seen = None
-            table, y, weight = self._check_fit_rows(X, y, sample_weight, reset=True)
             seed = draw_seed(self.random_state)
-            self._learn(table, self._read_target(y, None), weight, seed)
+            chunks, classes = as_chunks(X, y, sample_weight), None
+            if chunks is None:
+                table, y, weight = self._check_part(X, y, sample_weight)
+            else:
+                summary = summarise(chunks, self, seed)
+                *table, y, weight = summary.arrays
+                table = [as_keys(x) if x.dtype == object else x for x in table]
+                self.__dict__.update(summary.about)
+                classes = summary.classes
+            table, y, weight = self._weigh(table, y, weight)
+            self._learn(table, self._read_target(y, classes), weight, seed)
+            if chunks is not None and chunks.sampled:
+                self._refine_head(chunks, encode(table, self.columns_), weight, seed)
         return self
 
     def _partial_fit(self, X: Any, y: Any, classes: Any, sample_weight: Any) -> Self:
+        if has_parts(X):
+            for part in read_parts(X, y, sample_weight):
+                self._partial_fit(part.X, part.y, classes, part.weight)
+            return self
         with self._all_or_nothing(), self._threads():
             self._check_settings()
             before = getattr(self, "_seen", None)
             reset = before is None
-            table, y, weight = self._check_fit_rows(X, y, sample_weight, reset=reset)
+            rows = self._check_part(X, y, sample_weight, reset=reset)
+            table, y, weight = self._weigh(*rows)
             if before is None:
                 self._seed = draw_seed(self.random_state)
                 y = self._read_target(y, y if classes is None else classes)
@@ -116,14 +149,14 @@ class _AbstractPredictor(SavedEstimator, BaseEstimator):
                 before = SeenRows(nothing, y[:0], empty, empty, 0, 0)
             else:
                 y = self._read_target(y, getattr(self, "classes_", None))
-            rows = before.add(table, y, weight, self._seed)
-            if rows.seen >= 2 * rows.learned_at:
-                self._learn(rows.table, rows.y, rows.weight, self._seed)
-                rows = rows._replace(learned_at=rows.seen)
+            seen = before.add(table, y, weight, self._seed)
+            if seen.seen >= 2 * seen.learned_at:
+                self._learn(seen.table, seen.y, seen.weight, self._seed)
+                seen = seen._replace(learned_at=seen.seen)
             else:
-                table, y, weight = merge_rows(rows.table, rows.y, rows.weight)
+                table, y, weight = merge_rows(seen.table, seen.y, seen.weight)
                 self._learn_head(encode(table, self.columns_), y, weight, self._seed)
-            self._seen = rows
+            self._seen = seen
         return self
 
     def _check_settings(self) -> None:
@@ -147,9 +180,10 @@ class _AbstractPredictor(SavedEstimator, BaseEstimator):
         with threadpool_limits(limits=limit):
             yield
 
-    def _check_fit_rows(
-        self, X: Any, y: Any, sample_weight: Any, *, reset: bool
+    def _check_part(
+        self, X: Any, y: Any, sample_weight: Any, *, reset: bool = True
     ) -> tuple[Table, np.ndarray, np.ndarray]:
+        """Check some rows, and read them."""
         if y is None:
             raise ParameterError(
                 f"{type(self).__name__} requires y to be passed, but the target y is "
@@ -162,6 +196,12 @@ class _AbstractPredictor(SavedEstimator, BaseEstimator):
         weight = _check_sample_weight(
             sample_weight, counted, dtype=np.float64, ensure_non_negative=True
         )
+        return table, y, weight
+
+    def _weigh(
+        self, table: Table, y: np.ndarray, weight: np.ndarray
+    ) -> tuple[Table, np.ndarray, np.ndarray]:
+        """Weigh the classes, and leave out rows that weigh nothing."""
         weight = weight * self._class_weights(y)
         keep = weight > 0
         if not keep.any():
@@ -216,13 +256,18 @@ class _AbstractPredictor(SavedEstimator, BaseEstimator):
         self, z: np.ndarray, y: np.ndarray, weight: np.ndarray, seed: int
     ) -> None:
         rng = np.random.default_rng(seed)
-        if len(z) > _MOST_HEAD_ROWS:
-            some = np.sort(rng.choice(len(z), _MOST_HEAD_ROWS, replace=False))
-            z, y, weight = z[some], y[some], weight[some]
         head = self._fit_head(self._design(z), y, weight, rng)
         self.coef_, self.intercept_, self.alpha_ = head.coef, head.intercept, head.alpha
         self.alpha_losses_ = head.losses
         self.feature_importances_ = self._importances(z, weight, rng)
+
+    def _refine_head(
+        self, chunks: Chunks, z: np.ndarray, weight: np.ndarray, seed: int
+    ) -> None:
+        """Fit the head to all rows, where sums are all that it needs."""
+
+    def _describe_part(self, table: Table, weight: np.ndarray) -> None:
+        """Columns are learned from the sample."""
 
     def _alphas(self, head: str) -> list[float]:
         chosen = ALPHAS[head] if self.alphas is None else np.ravel(self.alphas)
@@ -344,7 +389,89 @@ class _AbstractPredictor(SavedEstimator, BaseEstimator):
         )
 
 
-class CoulombClassifier(ClassifierMixin, _AbstractPredictor):
+class _ScoredByParts:
+    """Scores of scikit-learn's mixins, also of rows in parts."""
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Score predictions: accuracy of classes, R^2 of numbers.
+
+        Parameters
+        ----------
+        X
+            Rows, with the columns of `fit`, or parts of them.
+        y
+            Their targets; of a Parquet path or a Dask frame, the name of a column.
+        sample_weight
+            Weights of the rows.
+
+        Returns
+        -------
+        float
+            At most one.
+        """
+        if not has_parts(X):
+            return float(super().score(X, y, sample_weight))  # type: ignore[misc]
+        chunks = as_chunks(X, y, sample_weight)
+        assert chunks is not None
+        found = chunks.total(_score_part, _ScoreSums.join, self)
+        return 1.0 - found.errors / (found.spread or found.mass)
+
+
+class _ScoreSums(NamedTuple):
+    """Sums of a score: errors, weights, and for numbers mean and spread of targets."""
+
+    errors: float
+    mass: float
+    mean: float = 0.0
+    spread: float = 0.0
+
+    def join(self, other: "_ScoreSums") -> "_ScoreSums":
+        """Add up; spreads are about the mean of all."""
+        mass = self.mass + other.mass
+        gap, share = other.mean - self.mean, other.mass / mass
+        between = self.mass * share * gap**2
+        return _ScoreSums(
+            self.errors + other.errors,
+            mass,
+            self.mean + share * gap,
+            self.spread + other.spread + between,
+        )
+
+
+def _score_part(chunk: Chunk, start: int, model: Any) -> _ScoreSums:
+    y, found = model._check_target(chunk.y), model.predict(chunk.X)
+    weight = np.ones(len(y)) if chunk.weight is None else np.asarray(chunk.weight)
+    mass = float(weight.sum())
+    if model._target == "classes":
+        return _ScoreSums(float(weight @ (found != y)), mass)
+    mean = float(weight @ y) / mass
+    spread = float(weight @ (y - mean) ** 2)
+    return _ScoreSums(float(weight @ (y - found) ** 2), mass, mean, spread)
+
+
+def _blocks(chunk: Chunk, model: Any, origin: np.ndarray) -> Iterator[Any]:
+    """Give design, targets and weights of some rows, a block at a time."""
+    table, y, weight = model._check_part(*chunk, reset=False)
+    keep = weight > 0
+    table, y, weight = [x[keep] for x in table], y[keep], weight[keep]
+    for rows in row_blocks(len(y)):
+        design = model._design(encode([x[rows] for x in table], model.columns_))
+        yield design - origin, y[rows, None], weight[rows]
+
+
+def _sum_part(chunk: Chunk, start: int, model: Any, origin: np.ndarray) -> RidgeSums:
+    parts = (RidgeSums.of(*block) for block in _blocks(chunk, model, origin))
+    return reduce(RidgeSums.__add__, parts)
+
+
+def _lose_part(
+    chunk: Chunk, start: int, model: Any, origin: np.ndarray, path: RidgePath
+) -> np.ndarray:
+    parts = (path.losses(*block) for block in _blocks(chunk, model, origin))
+    return reduce(np.add, parts)
+
+
+class CoulombClassifier(_ScoredByParts, ClassifierMixin, _AbstractPredictor):
     """Classification by learned random features, from tables as they come.
 
     Numbers are standardised, heavy tails bent, missing values filled and marked,
@@ -442,7 +569,7 @@ class CoulombClassifier(ClassifierMixin, _AbstractPredictor):
         self.random_state = random_state
 
     def partial_fit(
-        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
+        self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None
     ) -> Self:
         """Learn from one chunk of rows after another.
 
@@ -454,7 +581,7 @@ class CoulombClassifier(ClassifierMixin, _AbstractPredictor):
         Parameters
         ----------
         X
-            A chunk of rows.
+            A chunk of rows, or parts as in `fit`, read one after the other.
         y
             Their labels.
         classes
@@ -469,7 +596,8 @@ class CoulombClassifier(ClassifierMixin, _AbstractPredictor):
         """
         return self._partial_fit(X, y, classes, sample_weight)
 
-    def decision_function(self, X: Any) -> np.ndarray:
+    @over_parts
+    def decision_function(self, X: Any) -> Any:
         """Compute the logits of the classes.
 
         Parameters
@@ -485,7 +613,8 @@ class CoulombClassifier(ClassifierMixin, _AbstractPredictor):
         scores = self._scores(X)
         return scores[:, 0] if scores.shape[1] == 1 else scores
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+    @over_parts
+    def predict_proba(self, X: Any) -> Any:
         """Compute the probabilities of the classes.
 
         Parameters
@@ -501,7 +630,8 @@ class CoulombClassifier(ClassifierMixin, _AbstractPredictor):
         found = probabilities(self._scores(X))
         return found if found.shape[1] > 1 else np.column_stack([1.0 - found, found])
 
-    def predict(self, X: Any) -> np.ndarray:
+    @over_parts
+    def predict(self, X: Any) -> Any:
         """Predict the most probable class.
 
         Parameters
@@ -567,7 +697,7 @@ class CoulombClassifier(ClassifierMixin, _AbstractPredictor):
         )
 
 
-class CoulombRegressor(RegressorMixin, _AbstractPredictor):
+class CoulombRegressor(_ScoredByParts, RegressorMixin, _AbstractPredictor):
     """Regression by learned random features, from tables as they come.
 
     As `CoulombClassifier`, with a ridge head whose penalty has the least exact
@@ -654,7 +784,7 @@ class CoulombRegressor(RegressorMixin, _AbstractPredictor):
         self.n_jobs = n_jobs
         self.random_state = random_state
 
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Learn from one chunk of rows after another.
 
         A uniform sample of 20,000 rows is remembered. The head is fitted to them at
@@ -665,7 +795,7 @@ class CoulombRegressor(RegressorMixin, _AbstractPredictor):
         Parameters
         ----------
         X
-            A chunk of rows.
+            A chunk of rows, or parts as in `fit`, read one after the other.
         y
             Their targets.
         sample_weight
@@ -678,7 +808,8 @@ class CoulombRegressor(RegressorMixin, _AbstractPredictor):
         """
         return self._partial_fit(X, y, None, sample_weight)
 
-    def predict(self, X: Any) -> np.ndarray:
+    @over_parts
+    def predict(self, X: Any) -> Any:
         """Predict numbers.
 
         Parameters
@@ -712,3 +843,19 @@ class CoulombRegressor(RegressorMixin, _AbstractPredictor):
     ) -> Head:
         self.target_range_ = np.array([y.min(), y.max()])
         return fit_ridge(design, y[:, None], weight, self._alphas("ridge"))
+
+    def _refine_head(
+        self, chunks: Chunks, z: np.ndarray, weight: np.ndarray, seed: int
+    ) -> None:
+        origin = self._design(z[:_GRADIENT_ROWS]).mean(axis=0)
+        sums = chunks.total(_sum_part, add, self, origin)
+        alphas = self._alphas("ridge")
+        path = sums.path(alphas)
+        losses = chunks.total(_lose_part, add, self, origin, path) / sums.mass
+        best = int(losses.argmin())
+        self.coef_, self.intercept_ = path.coefficients(best)
+        self.intercept_ = self.intercept_ - origin @ self.coef_
+        self.alpha_, self.alpha_losses_ = alphas[best], losses
+        self.target_range_ = np.array([sums.low, sums.high])
+        rng = np.random.default_rng(seed)
+        self.feature_importances_ = self._importances(z, weight, rng)

@@ -6,7 +6,7 @@ data, so that it can be saved as JSON. A head is a linear model on features and 
 columns, with its penalty chosen inside.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -241,18 +241,18 @@ def _arrow(X: Any, j: int, category: bool | None) -> np.ndarray:
         )
     values = np.empty(len(column), dtype=object)
     values[:] = column.to_pylist()
-    return _as_numbers(values) if category is False else _as_keys(values)
+    return _as_numbers(values) if category is False else as_keys(values)
 
 
 def _array(X: np.ndarray, j: int, category: bool | None) -> np.ndarray:
     """Read a column of an array; of objects, what can be numbers is."""
     values = X[:, j]
     if category:
-        return _as_keys(values)
+        return as_keys(values)
     if values.dtype.kind in _NUMBERS:
         return values.astype(np.float64)
     numbers = _as_numbers(values)
-    return _as_keys(values) if numbers.dtype == object else numbers
+    return as_keys(values) if numbers.dtype == object else numbers
 
 
 def _as_numbers(values: np.ndarray) -> np.ndarray:
@@ -262,7 +262,8 @@ def _as_numbers(values: np.ndarray) -> np.ndarray:
         return values
 
 
-def _as_keys(values: np.ndarray) -> np.ndarray:
+def as_keys(values: np.ndarray) -> np.ndarray:
+    """Write all values of a category as words, None where missing."""
     keys = np.empty(len(values), dtype=object)
     keys[:] = [_key(value) for value in values]
     return keys
@@ -415,18 +416,102 @@ def fit_ridge(
     cross = basis.rows.T @ (weight[:, None] * centred)
     penalties = np.asarray(alphas) * weight.mean()
     shrinking = 1.0 / (basis.values[:, None] + penalties)
-    leverages = weight[:, None] * (1.0 / weight.sum() + basis.rows**2 @ shrinking)
     losses, best = [], None
-    for k in range(len(penalties)):
-        coef = shrinking[:, [k]] * cross
-        residuals = centred - basis.rows @ coef
-        residuals /= np.maximum(1.0 - leverages[:, [k]], 1e-10)
+    left_out = _left_out(basis.rows, centred, weight, weight.sum(), shrinking, cross)
+    for k, residuals in enumerate(left_out):
         losses.append(float((weight @ residuals**2).sum() / weight.sum()))
         if best is None or losses[-1] < losses[best[0]]:
-            best = k, coef, targets - residuals
+            best = k, targets - residuals
     assert best is not None
-    found = basis.back(best[1], mean)
-    return Head(*found, float(alphas[best[0]]), np.array(losses), best[2])
+    found = basis.back(shrinking[:, [best[0]]] * cross, mean)
+    return Head(*found, float(alphas[best[0]]), np.array(losses), best[1])
+
+
+def _left_out(
+    rows: np.ndarray,
+    centred: np.ndarray,
+    weight: np.ndarray,
+    mass: float,
+    shrinking: np.ndarray,
+    cross: np.ndarray,
+) -> Iterator[np.ndarray]:
+    """Give the errors of rows that are left out, for one penalty after the other."""
+    leverages = weight[:, None] * (1.0 / mass + rows**2 @ shrinking)
+    for k in range(shrinking.shape[1]):
+        residuals = centred - rows @ (shrinking[:, [k]] * cross)
+        residuals /= np.maximum(1.0 - leverages[:, [k]], 1e-10)
+        yield residuals
+
+
+class RidgeSums(NamedTuple):
+    """What a ridge regression needs of rows that are never in memory together."""
+
+    mass: float
+    design: np.ndarray  # (p,)
+    targets: np.ndarray  # (outputs,)
+    products: np.ndarray  # (p, p)
+    cross: np.ndarray  # (p, outputs)
+    rows: int
+    low: float  # of the targets
+    high: float
+
+    @classmethod
+    def of(
+        cls, design: np.ndarray, targets: np.ndarray, weight: np.ndarray
+    ) -> "RidgeSums":
+        """Sum over some rows, about an origin near their mean."""
+        heavy = design * weight[:, None]
+        return cls(
+            float(weight.sum()),
+            heavy.sum(axis=0),
+            weight @ targets,
+            heavy.T @ design,
+            heavy.T @ targets,
+            len(weight),
+            float(targets.min(initial=np.inf)),
+            float(targets.max(initial=-np.inf)),
+        )
+
+    def __add__(self, other: Any) -> "RidgeSums":
+        sums = [x + y for x, y in zip(self[:-2], other[:-2], strict=True)]
+        low, high = min(self.low, other.low), max(self.high, other.high)
+        return RidgeSums._make([*sums, low, high])
+
+    def path(self, alphas: Sequence[float]) -> "RidgePath":
+        """Solve for every penalty."""
+        mean, level = self.design / self.mass, self.targets / self.mass
+        products = self.products - self.mass * np.outer(mean, mean)
+        values, vectors = np.linalg.eigh(products)
+        cross = vectors.T @ (self.cross - np.outer(self.design, level))
+        penalties = np.asarray(alphas) * self.mass / self.rows
+        shrinking = 1.0 / (values.clip(0.0)[:, None] + penalties)
+        return RidgePath(mean, level, vectors, cross, shrinking, self.mass)
+
+
+class RidgePath(NamedTuple):
+    """Ridge regressions with several penalties, in the eigenbasis of the products."""
+
+    mean: np.ndarray
+    level: np.ndarray
+    vectors: np.ndarray
+    cross: np.ndarray
+    shrinking: np.ndarray  # (p, penalties)
+    mass: float
+
+    def losses(
+        self, design: np.ndarray, targets: np.ndarray, weight: np.ndarray
+    ) -> np.ndarray:
+        """Sum the leave-one-out losses of some rows, one for each penalty."""
+        rows = (design - self.mean) @ self.vectors
+        centred = targets - self.level
+        mass, shrinking, cross = self.mass, self.shrinking, self.cross
+        left_out = _left_out(rows, centred, weight, mass, shrinking, cross)
+        return np.array([(weight @ residuals**2).sum() for residuals in left_out])
+
+    def coefficients(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Give slopes and intercept for a penalty."""
+        coef = self.vectors @ (self.shrinking[:, [k]] * self.cross)
+        return coef, self.level - self.mean @ coef
 
 
 def fit_logistic(
