@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
-from joblib import parallel_config
 
+from coulomb._support.errors import ParameterError
 from coulomb.experiments import Settings, load_records
 from coulomb.experiments.base import AbstractExperiment, Outcome, experiments
 from coulomb.experiments.records import FILE
@@ -45,18 +46,41 @@ def test_two_workers_give_the_same_records(tmp_path, expected):
 
 
 @pytest.mark.slow
-def test_a_dask_cluster_gives_the_same_records(tmp_path, expected):
+def test_a_dask_cluster_gives_the_same_records_though_a_worker_dies(tmp_path, expected):
+    """Real processes: one is killed as soon as there is a record."""
     distributed = pytest.importorskip("distributed")
-    with (
-        distributed.LocalCluster(
-            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0"
-        ) as cluster,
-        distributed.Client(cluster),
-        parallel_config(backend="dask"),
-    ):
-        account = run_experiment(NAME, tmp_path, SMOKE)
+    path = tmp_path / NAME / FILE
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=":0"
+    ) as cluster:
+        with distributed.Client(cluster) as client:
+            victim = next(iter(client.run(os.getpid).values()))
+
+        def kill():
+            while not path.exists():
+                time.sleep(0.02)
+            os.kill(victim, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        address = cluster.scheduler_address
+        account = run_experiment(NAME, tmp_path, SMOKE, scheduler=address)
+        killer.join()
     assert account.failures == ()
     assert numbers(tmp_path / NAME) == expected
+    account = run_experiment(NAME, tmp_path, SMOKE, scheduler="local:1")
+    assert (account.found, account.done) == (account.planned, 0)
+
+
+@pytest.mark.parametrize("scheduler", ["local:none", "local:0", "tcp://127.0.0.1:9"])
+def test_a_scheduler_that_is_none_is_refused(tmp_path, scheduler, monkeypatch):
+    dask = pytest.importorskip("dask")
+    pytest.importorskip("distributed")
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "100ms"}),
+        pytest.raises(ParameterError, match="`scheduler` must be"),
+    ):
+        run_experiment(NAME, tmp_path, SMOKE, scheduler=scheduler)
 
 
 @pytest.mark.slow

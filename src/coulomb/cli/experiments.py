@@ -30,6 +30,11 @@ def reproduce(
         "paper", help="smoke (seconds), paper, or full (more trials)."
     ),
     jobs: int = Option(1, min=1, help="Workers, each with one thread."),
+    scheduler: str | None = Option(
+        None,
+        metavar="tcp://HOST:PORT|local:N",
+        help="Dask cluster to run the jobs on, instead of workers here.",
+    ),
     out: Path = Option(
         Path("results"), help="Folder of the records; finished jobs are kept."
     ),
@@ -53,13 +58,16 @@ def reproduce(
 
     Every job adds its records to `OUT/NAME/records.jsonl` when it is done. Interrupted,
     the same command goes on where it stopped; so it does from compressed records in
-    `OUT/NAME.csv.gz`. The numbers do not depend on `--jobs`.
+    `OUT/NAME.csv.gz`. The numbers do not depend on `--jobs` or `--scheduler`; the jobs
+    of a worker that dies run on another.
 
     **Examples**
 
     `coulomb reproduce noise --preset smoke`
 
     `coulomb reproduce strength --jobs 2 --out results`
+
+    `coulomb reproduce noise --scheduler tcp://10.0.0.7:8786`
 
     `coulomb reproduce text --task rotten_tomatoes --data-dir data --jobs 2`
 
@@ -74,7 +82,7 @@ def reproduce(
     check_outputs(folder=csv)
     saved = f"Finished jobs are in {out / name}; the same command goes on from there."
     with resumable(saved):
-        account = run_experiment(name, out, settings, n_jobs=jobs)
+        account = run_experiment(name, out, settings, n_jobs=jobs, scheduler=scheduler)
     say(
         f"{name}: {account.planned} jobs, {account.found} found, {account.done} done, "
         f"{len(account.failures)} failed. Records: {out / name}"

@@ -1,4 +1,4 @@
-"""Running jobs: any number of workers, any joblib backend, any number of attempts.
+"""Running jobs: any number of workers, here or on a cluster, any number of attempts.
 
 `write_sample` invents the records instead: to try pages and tables on, never to be
 believed.
@@ -6,6 +6,7 @@ believed.
 
 import json
 import math
+import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from joblib import Parallel, delayed
 from threadpoolctl import threadpool_limits
 
 from coulomb._support.archive import write_bytes, write_json
-from coulomb._support.errors import CoulombError
+from coulomb._support.errors import CoulombError, ParameterError
 from coulomb._support.progress import progress_bar
 from coulomb._version import __version__
 from coulomb.experiments.base import Settings, experiments
@@ -51,13 +52,15 @@ def run_experiment(
     settings: Settings | None = None,
     *,
     n_jobs: int | None = None,
+    scheduler: str | None = None,
     progress: bool | None = None,
 ) -> RunCounts:
     """Run the jobs of an experiment that have no record yet.
 
     Every finished job adds its records to `OUT/NAME/records.jsonl` at once, so that an
     interruption loses only the jobs under way. Metrics do not depend on the number of
-    workers, on the backend or on the order in which jobs finish.
+    workers, on the backend or on the order in which jobs finish. `scheduler` is the
+    address of a Dask cluster, or "local:N" for one of N processes.
     """
     settings = settings or Settings()
     experiment = experiments.build(name)
@@ -73,7 +76,7 @@ def run_experiment(
     failures = []
     with progress_bar(name, len(plan), visible=progress) as advance:
         advance(len(plan) - len(missing))
-        for result in _results(name, missing, settings, n_jobs):
+        for result in _results(name, missing, settings, n_jobs, scheduler):
             if isinstance(result, str):
                 failures.append(result)
             else:
@@ -130,9 +133,16 @@ def one_thread() -> Iterator[None]:
 
 
 def _results(
-    name: str, jobs: Sequence[Job], settings: Settings, n_jobs: int | None
+    name: str,
+    jobs: Sequence[Job],
+    settings: Settings,
+    n_jobs: int | None,
+    scheduler: str | None,
 ) -> Iterator[list[Record] | str]:
     if not jobs:
+        return
+    if scheduler is not None:
+        yield from _cluster_results(name, jobs, settings, scheduler)
         return
     work = Parallel(n_jobs=n_jobs, return_as="generator_unordered")
     results = work(delayed(_attempt)(name, job, settings) for job in jobs)
@@ -140,6 +150,58 @@ def _results(
         yield from results
     finally:
         results.close()  # ends the workers when the caller stops early
+
+
+def _cluster_results(
+    name: str, jobs: Sequence[Job], settings: Settings, scheduler: str
+) -> Iterator[list[Record] | str]:
+    """Run jobs on a Dask cluster; those of a worker that dies run on another."""
+    with dask_client(scheduler) as client:
+        print(f"Dask's dashboard: {client.dashboard_link}", file=sys.stderr)
+        futures = {
+            client.submit(_attempt, name, job, settings, pure=False): job
+            for job in jobs
+        }
+        from distributed import as_completed
+
+        for future in as_completed(futures):
+            job = futures.pop(future)
+            error = future.exception()
+            yield future.result() if error is None else f"{job}: {error}"
+
+
+@contextmanager
+def dask_client(scheduler: str) -> Iterator[Any]:
+    """Connect to a Dask cluster, or start one of processes on this machine."""
+    try:
+        from distributed import Client, LocalCluster
+    except ImportError as error:
+        raise ParameterError(
+            "`scheduler` needs its extra: pip install 'coulomb[dask]'."
+        ) from error
+    here, _, count = scheduler.partition(":")
+    if here == "local":
+        if not count.isdecimal() or not int(count):
+            raise ParameterError(
+                "`scheduler` must be local:N, N processes, or the address of a Dask "
+                f"scheduler; got {scheduler!r}."
+            )
+        options = {"n_workers": int(count), "threads_per_worker": 1}
+        with (
+            LocalCluster(**options, dashboard_address=":0") as cluster,
+            Client(cluster) as client,
+        ):
+            yield client
+        return
+    try:
+        client = Client(scheduler, timeout="10s")
+    except (OSError, ValueError) as error:
+        raise ParameterError(
+            f"`scheduler` must be the address of a Dask scheduler that runs, such as "
+            f"tcp://host:8786, or local:N; got {scheduler!r}: {error}"
+        ) from error
+    with client:
+        yield client
 
 
 def _attempt(name: str, job: Job, settings: Settings) -> list[Record] | str:
