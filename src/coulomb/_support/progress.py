@@ -5,6 +5,8 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from coulomb._support.ranks import launched_rank
+
 Advance = Callable[..., None]
 
 
@@ -37,7 +39,7 @@ def progress_bar(
     ...         advance()
     """
     if visible is None:
-        visible = sys.stderr.isatty()
+        visible = sys.stderr.isatty() and not launched_rank()
     if not visible:
         yield lambda count=1, note="": None
         return

@@ -24,8 +24,10 @@ def run_command() -> None:
         # An import that a signal broke off may fail with an error of its own.
         told, code = _explain(signals[0] if signals else error)
         from coulomb._support.progress import visible_text
+        from coulomb._support.ranks import speaks_first
 
-        print(f"coulomb: {visible_text(told)}", file=sys.stderr)
+        if speaks_first():
+            print(f"coulomb: {visible_text(told)}", file=sys.stderr)
         sys.exit(code)
 
 

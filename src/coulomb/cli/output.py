@@ -11,6 +11,7 @@ from typer import Option
 
 from coulomb._support.errors import FileFormatError, Interrupted, ParameterError
 from coulomb._support.progress import visible_text
+from coulomb._support.ranks import LostProcessError, launched_rank
 
 Seed = Annotated[int, Option(min=0, help="Seed of everything drawn.")]
 Json = Annotated[Path | None, Option("--json", help="Write all numbers to this file.")]
@@ -37,6 +38,8 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
+    if launched_rank():
+        return
     table = Table(title=Text(visible_text(title)), caption=caption, show_lines=lines)
     for number, header in enumerate(headers):
         justify: Any = "left" if number < words else "right"
@@ -57,8 +60,12 @@ def check_outputs(*files: Path | None, folder: Path | None = None) -> None:
 
 
 def say(text: object, *, err: bool = False) -> None:
-    """Print a line, with nothing in it that a terminal would act on."""
-    typer.echo(visible_text(text), err=err)
+    """Print a line, with nothing in it that a terminal would act on.
+
+    Of the processes of one run only the first does.
+    """
+    if not launched_rank():
+        typer.echo(visible_text(text), err=err)
 
 
 @contextmanager
@@ -70,6 +77,8 @@ def resumable(advice: str, needed: Path | None = None) -> Iterator[None]:
         if needed is None or needed.exists():
             stopped.advice = f" {advice}"
         raise
+    except LostProcessError as lost:
+        raise LostProcessError(f"{lost} {advice}") from lost
 
 
 def write_numbers(path: Path | None, content: Any) -> None:

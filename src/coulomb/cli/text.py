@@ -145,7 +145,10 @@ def train(
     `coulomb train --task mrpc --preset paper-supplement --epochs 3`
 
     `coulomb train --resume runs/reviews-1`
+
+    `torchrun --nproc-per-node 2 -m coulomb train --task sst2 --data-dir data`
     """
+    from coulomb._support.ranks import Ranks
     from coulomb.text import load_data, resume_folder, train_in_folder
     from coulomb.text.run_folder import CONFIG, new_folder
     from coulomb.text.settings import preset as find_preset
@@ -185,7 +188,11 @@ def train(
     for note in corpus.notes:
         say(note, err=True)
     words = choose_vocabulary(corpus, chosen, vocabulary, data_dir)
-    folder = out or new_folder(_RUNS, corpus.name)
+    ranks = Ranks.join()
+    place = out
+    if place is None and ranks.writes:
+        place = new_folder(_RUNS, corpus.name)
+    folder = Path(ranks.share(str(place)))
     advice = f"Go on with `coulomb train --resume {folder}`."
     with resumable(advice, folder / CONFIG):
         trained = train_in_folder(

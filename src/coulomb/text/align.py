@@ -18,9 +18,11 @@ from torch import Tensor
 
 from coulomb._support.archive import write_archive
 from coulomb._support.errors import ParameterError
+from coulomb._support.ranks import ALONE, Ranks
 from coulomb._support.seeds import make_generator
 from coulomb.attention import AlignmentResult, AlignmentSettings, align
 from coulomb.attention.align import starts
+from coulomb.attention.align.problem import Batch as Parts
 from coulomb.attention.align.problem import Evaluate, ParticleLayers, build_problem
 from coulomb.attention.align.run import run_twin
 from coulomb.attention.align.scores import Neighbours
@@ -101,18 +103,27 @@ def alignment_features(settings: TextSettings, kind: str) -> Evaluate:
     return feature_function(known.get(objective, "heads"), pool)
 
 
-def alignment_batches(rows: TokenRows, batch_size: int, seed: int) -> list[Batch]:
-    """Cut a split into batches of texts of like length."""
+def alignment_batches(
+    rows: TokenRows, batch_size: int, seed: int, ranks: Ranks = ALONE
+) -> list[Any]:
+    """Cut a split into batches of texts of like length, and take one's own texts."""
     generator = make_generator(seed, BATCHES)
     order = torch.randperm(len(rows), generator=generator)
     batches = []
     for some in torch.split(order, _SORTED * batch_size):
         some = some[rows.lengths[some].argsort(stable=True)]
         for numbers in torch.split(some, batch_size):
-            batch = rows.batch(numbers)
+            # Too few for all are the first's.
+            counted = ranks.writes or len(numbers) >= ranks.world
+            own = ranks.split(rows.lengths[numbers])[ranks.rank]
+            batch = rows.batch(numbers[own] if ranks.world > 1 else numbers)
             labels = batch.labels
             assert labels is not None
-            batches.append((batch, labels if rows.first is None else labels[None]))
+            labels = labels if rows.first is None else labels[None]
+            one = ranks.world == 1
+            batches.append(
+                (batch, labels) if one else Parts((batch,), {}, None, labels, counted)
+            )
     return batches
 
 
@@ -131,12 +142,14 @@ def neighbour_batches(batches: Sequence[Batch], classes: Sequence[str]) -> list[
     return found
 
 
-def alignment_problem(setup: Setup) -> dict[str, Any]:
+def alignment_problem(setup: Setup, ranks: Ranks = ALONE) -> dict[str, Any]:
     """Give what `align` is called with in a run, beside the model."""
     settings, kind = setup.settings, setup.corpus.kind
     size, seed = settings.train.batch_size, settings.train.seed
-    batches = alignment_batches(setup.rows["train"], size, seed)
     chosen = alignment_settings(settings, kind)
+    if isinstance(chosen.objective, Neighbours):
+        ranks = ALONE  # it compares pairs of tokens: every process sees all
+    batches = alignment_batches(setup.rows["train"], size, seed, ranks)
     if isinstance(chosen.objective, Neighbours):
         batches = neighbour_batches(batches, setup.corpus.classes)
     # A fifth is kept back to watch the alignment of texts that move nothing.
@@ -147,6 +160,7 @@ def alignment_problem(setup: Setup) -> dict[str, Any]:
         "settings": chosen.changed({"max_steps": steps}),
         "evaluate": alignment_features(settings, kind),
         "seed": make_generator(seed, ALIGN).initial_seed(),
+        "ranks": ranks,
     }
 
 
@@ -377,13 +391,18 @@ def _first_attention(model: KernelEncoder) -> Iterator[KernelAttention]:
 
 
 def run_phase_a(
-    setup: Setup, file: Path | None, report: Report, *, save_every: int = 500
+    setup: Setup,
+    file: Path | None,
+    report: Report,
+    *,
+    save_every: int = 500,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Do with the particles what the row asks for before Phase B."""
     kind = find_variant(setup.settings.model.attention).phase_a
     if kind == "none":
         return {}
-    if kind == "align" and file is not None:
+    if kind == "align" and file is not None and ranks.writes:
         # What Phase A did can be judged only with the weights it began with. Computing
         # them again would cost the epochs before it, and be exact with the same number
         # of threads and the same version only.
@@ -404,8 +423,8 @@ def run_phase_a(
         layers.write(setup.scratch, inside)
         facts = {"summary": "Particles projected on the domain and left there."}
     else:
-        start = choose_start(setup)
-        result = _run_alignment(setup, start, file, report, save_every)
+        start = ranks.share(choose_start(setup) if ranks.writes else None)
+        result = _run_alignment(setup, start, file, report, save_every, ranks)
         facts = _facts(result, start)
         if kind == "control":
             sides = 2 if uses_windows(setup.settings, setup.corpus.kind) else 1
@@ -420,8 +439,9 @@ def _run_alignment(
     file: Path | None,
     report: Report,
     save_every: int,
+    ranks: Ranks,
 ) -> AlignmentResult:
-    problem = alignment_problem(setup)
+    problem = alignment_problem(setup, ranks)
     if file is None or not file.is_file():
         ParticleLayers.find(setup.scratch).write(setup.scratch, start.positions)
     while True:
@@ -439,8 +459,9 @@ def _run_alignment(
         result = align(
             setup.scratch, **problem, resume=resume, callbacks=(told,), progress=False
         )
-        if file is not None:
+        if file is not None and ranks.writes:
             result.save(file)
+        ranks.wait()
         if result.run.reason is not StopReason.CALLBACK:
             return result
 

@@ -318,10 +318,13 @@ class Store:
     """What training must not lose: in the folder of a run, or in memory.
 
     Without a folder it holds the best weights and the history, and cannot be resumed.
+    Of several processes only the first writes.
     """
 
-    def __init__(self, folder: Path | None = None, weights: str = WEIGHTS) -> None:
-        self.folder, self._weights = folder, weights
+    def __init__(
+        self, folder: Path | None = None, weights: str = WEIGHTS, *, writes: bool = True
+    ) -> None:
+        self.folder, self._weights, self.writes = folder, weights, writes
         self._records: list[dict[str, Any]] = []
         self._best: dict[str, Tensor] = {}
 
@@ -338,7 +341,7 @@ class Store:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint."""
-        if self.folder is not None:
+        if self.folder is not None and self.writes:
             write_archive(self.folder / CHECKPOINT, *checkpoint)
 
     def record(self, record: Mapping[str, Any]) -> None:
@@ -346,12 +349,13 @@ class Store:
         if self.folder is None:
             self._records.append(dict(record))
             return
-        line = json.dumps(dict(record), allow_nan=False) + "\n"
-        append_lines(self.folder / HISTORY, line)
+        if self.writes:
+            line = json.dumps(dict(record), allow_nan=False) + "\n"
+            append_lines(self.folder / HISTORY, line)
 
     def forget_after(self, step: int, aligned: int) -> None:
         """Drop the records that an interrupted run will write again."""
-        if self.folder is None:
+        if self.folder is None or not self.writes:
             return
         limits = {"A": aligned, "B": step}
         text = "".join(
@@ -365,7 +369,7 @@ class Store:
         """Replace the best weights."""
         if self.folder is None:
             self._best = dict(weights)
-        else:
+        elif self.writes:
             write_archive(self.folder / self._weights, weights, {})
 
     def best(self) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from coulomb._support.archive import MOST_JSON, check_file
 from coulomb._support.checks import check_count
 from coulomb._support.errors import FileFormatError, ParameterError
-from coulomb.attention.encoder.layout import IGNORED, TokenBatch
+from coulomb.attention.encoder.layout import IGNORED, TokenBatch, token_places
 from coulomb.text.data import Corpus, Split, Text, parts_of
 from coulomb.text.settings import TextSettings
 from coulomb.text.tasks import TASKS, data_folder
@@ -317,11 +317,7 @@ class TokenRows:
 
     def places(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Say where the tokens of some texts are, and the bounds of the texts."""
-        lengths = self.lengths[rows]
-        ends = lengths.cumsum(0)
-        bounds = torch.cat([ends.new_zeros(1), ends])
-        shift = self.offsets[rows] - bounds[:-1]
-        return torch.arange(int(bounds[-1])) + shift.repeat_interleave(lengths), bounds
+        return token_places(self.offsets, rows)
 
     def batch(self, rows: Tensor) -> TokenBatch:
         """Put some texts one after another."""

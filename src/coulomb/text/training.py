@@ -8,8 +8,14 @@ on gives the weights of a run that was never interrupted.
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +27,7 @@ from coulomb._support.archive import plain, working_in, write_archive, write_jso
 from coulomb._support.checks import check_count
 from coulomb._support.errors import DivergedError, FileFormatError, ParameterError
 from coulomb._support.progress import progress_bar
+from coulomb._support.ranks import ALONE, Ranks
 from coulomb._support.seeds import make_generator
 from coulomb.attention.encoder.layout import IGNORED, TokenBatch
 from coulomb.attention.encoder.packed import recycle_gradient
@@ -97,9 +104,15 @@ def train(
     'validation'
     """
     check_count("save_every", save_every)
-    store = store or Store()
+    store, ranks = store or Store(), Ranks.join()
+    if ranks.world > 1 and settings.model.encoder:
+        raise ParameterError(
+            "`encoder` must be left out with several processes, which train from "
+            f"scratch; got {settings.model.encoder!r}. Use `--preset default`, or one "
+            "process."
+        )
     setup = set_up(corpus, settings, vocabulary, store.folder)
-    trainer = Trainer(setup, store, save_every)
+    trainer = Trainer(setup, store, save_every, ranks)
     if settings.train.tune == "head" and isinstance(setup.model, PretrainedEncoder):
         fit_head(setup.model, setup, store.folder)
         store.keep(setup.whole())
@@ -146,9 +159,12 @@ def train_in_folder(
     config = run_folder.Config(
         settings, corpus.kind, corpus.classes, described, corpus.fingerprint()
     )
-    with working_in(folder):
-        run_folder.check_free(folder)
-        run_folder.write_run(folder, config, vocabulary)
+    ranks = Ranks.join()
+    with _working_in(folder, ranks):
+        if ranks.writes:
+            run_folder.check_free(folder)
+            run_folder.write_run(folder, config, vocabulary)
+        ranks.wait()
         return _go_on(folder, config, corpus, save_every, progress, tensorboard)
 
 
@@ -178,8 +194,13 @@ def resume_folder(
     """
     folder = Path(folder)
     config = run_folder.read_config(folder)
-    with working_in(folder):
+    with _working_in(folder, Ranks.join()):
         return _go_on(folder, config, corpus, save_every, progress, tensorboard)
+
+
+def _working_in(folder: Path, ranks: Ranks) -> AbstractContextManager[None]:
+    """Keep others out of a folder; processes of one run are in it together."""
+    return working_in(folder) if ranks.writes else nullcontext()
 
 
 def _go_on(
@@ -191,7 +212,9 @@ def _go_on(
     tensorboard: bool,
 ) -> Trained:
     pretrained = bool(config.settings.model.encoder)
-    store = Store(folder, run_folder.BEST if pretrained else run_folder.WEIGHTS)
+    ranks = Ranks.join()
+    name = run_folder.BEST if pretrained else run_folder.WEIGHTS
+    store = Store(folder, name, writes=ranks.writes)
     metrics = folder / run_folder.METRICS
     if metrics.exists():
         found = run_folder.read_metrics(folder)
@@ -208,7 +231,8 @@ def _go_on(
     )
     if pretrained:
         write_archive(folder / run_folder.WEIGHTS, trained.weights, {})
-    write_json(metrics, trained.metrics)
+    if ranks.writes:
+        write_json(metrics, trained.metrics)
     if pretrained:
         (folder / run_folder.BEST).unlink(missing_ok=True)
     return trained
@@ -325,8 +349,11 @@ def _writer(folder: Path) -> Any:
 class Trainer:
     """The loop of one run. Its state is the model, the optimisers and `now`."""
 
-    def __init__(self, setup: Setup, store: Store, save_every: int) -> None:
+    def __init__(
+        self, setup: Setup, store: Store, save_every: int, ranks: Ranks = ALONE
+    ) -> None:
         self.setup, self.store, self.save_every = setup, store, save_every
+        self.ranks = ranks
         self.model, self.settings = setup.model, setup.settings.train
         self.per_epoch = -(-len(setup.rows["train"]) // self.settings.batch_size)
         enough = -(-self.settings.min_steps // self.per_epoch)
@@ -339,6 +366,10 @@ class Trainer:
         self.align_at = setup.settings.align.after * self.per_epoch if moves else None
         self.now = Progress(aligned=not moves)
         self._accuracy = ""
+        self._logits: Callable[..., Tensor] = partial(logits_of, self.model)
+        if ranks.world > 1:
+            # Adds up gradients while they are computed.
+            self._logits = nn.parallel.DistributedDataParallel(_Logits(self.model))
 
     # A checkpoint
 
@@ -362,6 +393,7 @@ class Trainer:
             if self.align_at is not None and file is not None and file.is_file():
                 aligned = load_run(file).state.step
         self.store.forget_after(self.now.step, aligned)
+        self.ranks.wait()
 
     def _progress(self, facts: Mapping[str, Any]) -> Progress:
         """Read what a checkpoint counts; a wrong type, sign or size is refused."""
@@ -432,7 +464,11 @@ class Trainer:
             tell(", ".join([f"Phase A, step {step}", *told]), step, scalars)
 
         self.now.alignment = run_phase_a(
-            self.setup, self.store.particles, report, save_every=self.save_every
+            self.setup,
+            self.store.particles,
+            report,
+            save_every=self.save_every,
+            ranks=self.ranks,
         )
         self.now.aligned = True
         self.average.restart(self.now.step)
@@ -456,25 +492,37 @@ class Trainer:
 
     def _step(self, batch: TokenBatch) -> None:
         began = time.perf_counter()
-        settings, now = self.settings, self.now
-        stream = make_generator(settings.seed, DROPOUT, now.step)
+        settings, now, ranks = self.settings, self.now, self.ranks
+        own = (ranks.rank,) if ranks.rank else ()
+        stream = make_generator(settings.seed, DROPOUT, now.step, *own)
         seed = stream.initial_seed() if self.model.settings.dropout else None
-        logits = logits_of(self.model, batch, seed)
+        shares = ranks.split(batch.cu_seqlens.diff())
+        part = batch.take(shares[ranks.rank]) if ranks.world > 1 else batch
         assert batch.labels is not None
-        loss = functional.cross_entropy(
-            logits,
-            batch.labels,
-            ignore_index=IGNORED,
-            label_smoothing=settings.label_smoothing,
-        )
-        loss.backward()  # type: ignore[no-untyped-call]
+        assert part.labels is not None
+        with ranks.talking():
+            loss = functional.cross_entropy(
+                self._logits(part, seed),
+                part.labels,
+                ignore_index=IGNORED,
+                label_smoothing=settings.label_smoothing,
+                reduction="mean" if ranks.world == 1 else "sum",
+            )
+            if ranks.world > 1:
+                # The mean over all ranks' gradients is that of the whole batch's mean.
+                copies = sum(map(len, shares)) / batch.n_sequences
+                counted = int((batch.labels != IGNORED).sum())
+                loss = loss * ranks.world / (copies * max(1, counted))
+            loss.backward()  # type: ignore[no-untyped-call]
+        told = loss.detach() / ranks.world
+        ranks.add([told])
         rate = learning_rate(settings, now.step, self.total)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         self.optimiser.step()
         recycle_gradient(embeddings_of(self.model).weight, batch.token_ids)
         self.optimiser.zero_grad()
-        value = float(loss.detach())
+        value = float(told)
         if not math.isfinite(value):
             raise DivergedError(
                 f"The loss is {value} at step {now.step}; use a smaller `lr`."
@@ -528,6 +576,7 @@ class Trainer:
     def finish(self) -> Trained:
         """Score the best weights."""
         setup, corpus = self.setup, self.setup.corpus
+        self.ranks.wait()
         weights = self.store.best()
         check_tensors(run_folder.WEIGHTS, weights, setup.full.state_dict())
         setup.full.load_state_dict(weights)
@@ -551,6 +600,17 @@ class Trainer:
             **facts,
         }
         return Trained(weights, metrics, self.store.history())
+
+
+class _Logits(nn.Module):
+    """The encoder on packed tokens, as torch's parallel training calls it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: TokenBatch, dropout_seed: int | None) -> Tensor:
+        return logits_of(self.model, batch, dropout_seed)
 
 
 def _is_number(value: Any, kind: type, at_least: float = 0) -> bool:

@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 from coulomb._support.checks import check_count, check_member, check_real, check_seed
 from coulomb._support.errors import ParameterError, ParameterTypeError, shown
+from coulomb._support.ranks import ALONE, Ranks
 from coulomb._support.seeds import make_generator
 from coulomb.attention.align.scores import (
     IGNORED,
@@ -224,6 +225,7 @@ class Batch(NamedTuple):
     keywords: dict[str, Any]
     key_mask: Tensor | None  # (batch, length), True = real token
     labels: Tensor
+    counted: bool = True  # among several processes, if the rows are one's own
 
 
 def as_batch(item: Any) -> Batch:
@@ -563,6 +565,7 @@ class ModelAlignment(AbstractObjective):
     batches: Sequence[Any]
     numbers: tuple[int, ...]
     shuffle: int | None = None
+    ranks: Ranks = ALONE
 
     def energy(self, particles: Particles) -> Tensor:
         parts = [self.score_batch(particles, number) for number in self.numbers]
@@ -578,9 +581,19 @@ class ModelAlignment(AbstractObjective):
         outputs = self.network(particles.positions, batch)
         heads, pairwise = particles.positions.shape[1], self.score.pairwise
         picked = self.view.rows(outputs, batch, heads, pairwise=pairwise)
+        if self.ranks.world > 1:
+            picked = [self._gathered(rows, batch.counted) for rows in picked]
         if self.shuffle is None:
             return picked
         return self.shuffle_rows(picked, make_generator(self.shuffle, number))
+
+    def _gathered(self, rows: Rows, counted: bool) -> Rows:
+        """Put the rows of all processes together; a score is of the whole batch."""
+        features, target, _ = rows
+        if not counted:
+            features, target = features[..., :0, :], target[:0]
+        gather = self.ranks.gather
+        return Rows(gather(features, dim=-2), gather(target))
 
     def shuffle_rows(
         self, picked: Sequence[Rows], generator: torch.Generator
@@ -621,6 +634,7 @@ class ModelAlignment(AbstractObjective):
                     if grad is not None:
                         total += grad
                 energy += part.detach()
+        self.ranks.add(sums)
         potential = energy.expand(positions.shape[:-1])
         field = Field(potential, particles.n_particles * sums[0])
         return field, dict(zip(free, sums[1:], strict=True))
@@ -680,12 +694,18 @@ def build_problem(
     held_out: Iterable[Any] | float | None = 0.2,
     evaluate: Evaluate | None = None,
     seed: int = 0,
+    ranks: Ranks = ALONE,
 ) -> Problem:
     """Put a model, its data and the settings together; nothing is computed."""
     check_seed("seed", seed)
     every = as_batches(batches)
     layers = ParticleLayers.find(model, settings.layers)
     score = as_score(settings.objective)
+    if score.pairwise and ranks.world > 1:
+        raise ParameterError(
+            f"`ranks` must be one process for the objective {score.label()!r}, which "
+            f"compares pairs; got {ranks.world}. Give every process the whole batches."
+        )
     output = settings.output
     if score.of_logits:
         output = output or ""
@@ -698,7 +718,7 @@ def build_problem(
     network.free.update(network.free_from(settings.also))
     view = View(settings.level, settings.pool)
     training, other = tuple(range(len(every))), None
-    objective = ModelAlignment(network, score, view, every, training)
+    objective = ModelAlignment(network, score, view, every, training, ranks=ranks)
     if isinstance(held_out, int | float):
         share = check_real("held_out", held_out, at_least=0, below=1)
         count = max(1, round(share * len(every))) if share and len(every) > 1 else 0
@@ -711,7 +731,8 @@ def build_problem(
         given = as_batches(held_out)
         other = replace(objective, batches=given, numbers=tuple(range(len(given))))
     watched = replace(objective, numbers=training[: settings.watched])
-    _check_labels_vary([as_batch(every[number]).labels for number in watched.numbers])
+    labels = [as_batch(every[number]).labels for number in watched.numbers]
+    _check_labels_vary([ranks.gather(part.flatten()) for part in labels])
     return Problem(settings, watched, training, other, seed)
 
 

@@ -19,6 +19,7 @@ from torch.nn import functional
 from coulomb._support.archive import read_archive
 from coulomb._support.checks import check_count, check_real
 from coulomb._support.errors import FileFormatError, ParameterError
+from coulomb._support.ranks import Ranks
 from coulomb._support.seeds import make_generator
 from coulomb.attention.align.problem import (
     MOVES,
@@ -311,6 +312,7 @@ def align(
     resume: str | Path | loop.Run | None = None,
     callbacks: Sequence[loop.Callback] = (),
     progress: bool | None = None,
+    ranks: Ranks | None = None,
     **changes: Any,
 ) -> AlignmentResult:
     """Move the particles of a model's attention towards its labels (Phase A).
@@ -349,6 +351,10 @@ def align(
         Called with the run at each record; True ends it.
     progress
         Show a bar; None shows it on a terminal only.
+    ranks
+        Processes that share the work, `Ranks.join()` under `torchrun`: each gives its
+        own rows of every batch, scores and gradients are those of all rows, and all
+        end with the same particles. None for this process alone.
     **changes
         Settings by name, such as `objective="within-class"`.
 
@@ -378,7 +384,13 @@ def align(
     """
     chosen = (settings or AlignmentSettings()).changed(changes)
     problem = build_problem(
-        model, batches, chosen, held_out=held_out, evaluate=evaluate, seed=seed
+        model,
+        batches,
+        chosen,
+        held_out=held_out,
+        evaluate=evaluate,
+        seed=seed,
+        ranks=ranks or Ranks(),
     )
     network = problem.network
     if warm_up is not None and resume is None:

@@ -43,6 +43,33 @@ class TokenBatch(NamedTuple):
     labels: Tensor | None = None
     parts: Tensor | None = None
 
+    def take(self, rows: Tensor) -> "TokenBatch":
+        """Take some of the sequences.
+
+        Parameters
+        ----------
+        rows
+            Their numbers.
+
+        Returns
+        -------
+        TokenBatch
+            With their labels and parts.
+
+        Examples
+        --------
+        >>> batch = TokenBatch(torch.tensor([5, 7, 9]), torch.tensor([0, 2, 3]))
+        >>> batch.take(torch.tensor([1])).token_ids
+        tensor([9])
+        """
+        places, bounds = token_places(self.cu_seqlens, rows)
+        labels, parts = self.labels, self.parts
+        if labels is not None:
+            labels = labels[places if len(labels) == len(self.token_ids) else rows]
+        if parts is not None:
+            parts = parts[places]
+        return TokenBatch(self.token_ids[places], bounds, labels, parts)
+
     @property
     def n_sequences(self) -> int:
         """How many sequences there are.
@@ -53,6 +80,21 @@ class TokenBatch(NamedTuple):
             At least zero.
         """
         return len(self.cu_seqlens) - 1
+
+
+def token_places(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Say where the tokens of some sequences are, and their bounds one after another.
+
+    Examples
+    --------
+    >>> token_places(torch.tensor([0, 2, 3]), torch.tensor([1, 0]))
+    (tensor([2, 0, 1]), tensor([0, 1, 3]))
+    """
+    lengths = offsets.diff()[rows]
+    ends = lengths.cumsum(0)
+    bounds = torch.cat([ends.new_zeros(1), ends])
+    shift = offsets[rows] - bounds[:-1]
+    return torch.arange(int(bounds[-1])) + shift.repeat_interleave(lengths), bounds
 
 
 @dataclass(frozen=True, eq=False)
