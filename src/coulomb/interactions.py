@@ -21,6 +21,7 @@ from torch import Tensor
 from coulomb import kernels
 from coulomb._support.checks import Registry, check_count, check_real
 from coulomb._support.errors import ParameterError
+from coulomb._support.ranks import ALONE, Ranks
 from coulomb.kernels.particles import CLOSEST, index_directions, riesz_sums
 
 __all__ = [
@@ -223,6 +224,7 @@ class AbstractPairSum(ABC):
         positions: Tensor,
         *,
         generator: torch.Generator | None = None,
+        ranks: Ranks = ALONE,
     ) -> PairField:
         """Sum over the other particles of the group.
 
@@ -234,17 +236,19 @@ class AbstractPairSum(ABC):
             Shape `(*groups, n, dim)`; groups do not feel each other.
         generator
             Draws the batches of random sums; exact sums take None.
+        ranks
+            Processes that share the work, each a block of the particles. All of them
+            have all positions, a generator in the same state, and get the whole field.
 
         Returns
         -------
         PairField
             Potential and gradient. A single particle feels nothing.
         """
-        if positions.ndim == 2:
-            return self._sum(interaction, positions, generator)
         flat = positions.reshape(-1, *positions.shape[-2:])
-        fields = [self._sum(interaction, group, generator) for group in flat]
+        fields = [self._sum(interaction, group, generator, ranks) for group in flat]
         potential, gradient = map(torch.stack, zip(*fields, strict=True))
+        ranks.add([potential, gradient])
         return PairField(
             potential.reshape(positions.shape[:-1]), gradient.reshape(positions.shape)
         )
@@ -255,8 +259,9 @@ class AbstractPairSum(ABC):
         interaction: AbstractInteraction,
         positions: Tensor,
         generator: torch.Generator | None,
+        ranks: Ranks,
     ) -> PairField:
-        """Sum over one group, positions `(n, dim)`."""
+        """Sum over one group, positions `(n, dim)`; zeros where others compute."""
 
 
 pair_sums: Registry[AbstractPairSum] = Registry("pair_sum")
@@ -290,16 +295,19 @@ class ExactSum(AbstractPairSum):
         interaction: AbstractInteraction,
         positions: Tensor,
         generator: torch.Generator | None,
+        ranks: Ranks,
     ) -> PairField:
+        rows = ranks.block(len(positions))
         if isinstance(interaction, Riesz) and _compiled_pays(positions):
             potential, gradient = riesz_sums(
                 positions.detach().contiguous().numpy(),
                 s=interaction.s,
                 truncation=interaction.truncation,
                 threads=self.threads or torch.get_num_threads(),
+                rows=rows,
             )
             return PairField(torch.from_numpy(potential), torch.from_numpy(gradient))
-        return _tiled_sum(interaction, positions, self.tile)
+        return _tiled_sum(interaction, positions, self.tile, rows)
 
 
 @pair_sums.add("random-batch")
@@ -327,8 +335,9 @@ class RandomBatchSum(AbstractPairSum):
         interaction: AbstractInteraction,
         positions: Tensor,
         generator: torch.Generator | None,
+        ranks: Ranks,
     ) -> PairField:
-        return _grouped_sum(interaction, positions, self.batch_size, generator)
+        return _grouped_sum(interaction, positions, self.batch_size, generator, ranks)
 
 
 @pair_sums.add("far-field")
@@ -362,16 +371,19 @@ class FarFieldSum(AbstractPairSum):
         interaction: AbstractInteraction,
         positions: Tensor,
         generator: torch.Generator | None,
+        ranks: Ranks,
     ) -> PairField:
         if bool((positions == positions[:1]).all()):  # one place: there is no far field
-            return ExactSum()(interaction, positions)
+            return ExactSum()._sum(interaction, positions, None, ranks)
         expansion = _expand(interaction, positions)
-        far = expansion.total()
+        far, own = expansion.total(), torch.zeros(len(positions), dtype=torch.bool)
+        own[ranks.block(len(positions))] = True
+        if ranks.world > 1:
+            far = PairField(far.potential * own, far.gradient * own.unsqueeze(-1))
         if self.batch_size == 0:
             return far
-        rest = _grouped_sum(
-            interaction, positions, self.batch_size, generator, minus=expansion
-        )
+        options = (self.batch_size, generator, ranks)
+        rest = _grouped_sum(interaction, positions, *options, minus=expansion)
         return PairField(far.potential + rest.potential, far.gradient + rest.gradient)
 
 
@@ -424,18 +436,22 @@ def _compiled_pays(positions: Tensor) -> bool:
 
 
 def _tiled_sum(
-    interaction: AbstractInteraction, positions: Tensor, tile: int
+    interaction: AbstractInteraction,
+    positions: Tensor,
+    tile: int,
+    block: slice | None = None,
 ) -> PairField:
     """Sum exactly over tiles: far pairs by matrix products, near ones explicitly."""
     count = positions.shape[0]
+    block = block or slice(0, count)
     potential = positions.new_zeros(count)
     gradient = torch.zeros_like(positions)
     if count < 2:
         return PairField(potential, gradient)
     centred = positions - positions.mean(dim=0)  # smaller norms cancel less
     squares = centred.square().sum(dim=-1)
-    for start in range(0, count, tile):
-        rows = slice(start, min(start + tile, count))
+    for start in range(block.start, block.stop, tile):
+        rows = slice(start, min(start + tile, block.stop))
         for begin in range(0, count, tile):
             columns = slice(begin, min(begin + tile, count))
             _add_tile(interaction, centred, squares, rows, columns, potential, gradient)
@@ -529,6 +545,7 @@ def _grouped_sum(
     positions: Tensor,
     batch_size: int,
     generator: torch.Generator | None,
+    ranks: Ranks,
     *,
     minus: "_Expansion | None" = None,
 ) -> PairField:
@@ -540,7 +557,7 @@ def _grouped_sum(
         return PairField(potential, gradient)
     centred = positions - positions.mean(dim=0)
     for groups in _random_groups(count, batch_size, generator):
-        size = groups.shape[1]
+        size, groups = groups.shape[1], groups[ranks.block(len(groups))]
         for chunk in torch.split(groups, max(1, _CHUNK // size**2)):
             members = centred[chunk]
             values, slopes, together = _group_terms(interaction, members)

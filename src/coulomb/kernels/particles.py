@@ -134,7 +134,12 @@ def _guess_pairs(n: int, dim: int) -> float:
 
 
 def riesz_sums(
-    positions: NDArray, *, s: float, truncation: float = 0.0, threads: int = 1
+    positions: NDArray,
+    *,
+    s: float,
+    truncation: float = 0.0,
+    threads: int = 1,
+    rows: slice | None = None,
 ) -> tuple[NDArray, NDArray]:
     """Sum a Riesz potential and its gradient over all partners of every particle.
 
@@ -142,24 +147,27 @@ def riesz_sums(
     w_k with the partners held fixed, where ``g(r) = r^-s`` for s > 0, ``-log r`` for
     s = 0 and ``-r^-s`` for -2 < s < 0. Inside the truncation there is no force, except
     between coincident particles k and l: they are pushed apart along ``u_k - u_l`` of
-    `index_directions` with magnitude ``|g'(max(truncation, 1e-6))|``.
+    `index_directions` with magnitude ``|g'(max(truncation, 1e-6))|``. Particles outside
+    of `rows` are left at zero.
     """
     n, dim = positions.shape
+    block = slice(0, n) if rows is None else rows
     potential = np.zeros(n, positions.dtype)
     gradient = np.zeros((n, dim), positions.dtype)
     if n < 2:
         return potential, gradient
-    rows = _transposed(positions)
+    others = _transposed(positions)
     law = _pair_law(float(s), float(truncation), positions.dtype == np.float32)
     directions = index_directions(n, dim)
     loops = _loops()
 
     def work(first: int, end: int) -> None:
-        common = (first, end, rows, n)
+        common = (block.start + first, block.start + end, others, n)
         loops.riesz_range(*common, law, directions, gradient)
         loops.riesz_energy_range(*common, *law[:2], float(truncation), potential)
 
-    over_ranges(work, n, useful_threads(threads, n, _guess_pairs(n, dim)))
+    count = block.stop - block.start
+    over_ranges(work, count, useful_threads(threads, n, _guess_pairs(n, dim)))
     return potential, gradient
 
 
