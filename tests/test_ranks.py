@@ -1,0 +1,193 @@
+"""Several processes on one run: `torchrun` on this machine, with gloo."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from coulomb._support.ranks import Ranks
+
+LAUNCH = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+SMALL = "--preset default --width 16 --n-features 8 --n-heads 2 --n-layers 1 --lr 0.01"
+SMALL += " --ffn-width 32 --batch-size 10 --dropout 0 --word-dropout 0.1 --seed 3"
+SMALL += " --min-steps 0 --align-epochs 2 --threads 1"
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COULOMB_TUNE": "0"}
+
+# What every process computes of its own rows must be what one computes of all.
+TOGETHER = """
+import json, sys, torch
+from dataclasses import replace
+from coulomb._support.ranks import Ranks
+from coulomb.attention import AlignmentSettings, EncoderSettings, KernelAttention
+from coulomb.attention import KernelEncoder
+from coulomb.attention.align.problem import Batch, ParticleLayers, build_problem
+from coulomb.attention.encoder.layout import TokenBatch
+from coulomb.attention.encoder.packed import feature_function
+from coulomb.features import Particles
+from coulomb.interactions import ExactSum, FarFieldSum, RandomBatchSum, Riesz
+
+ranks, draw = Ranks.join(), torch.Generator().manual_seed(0)
+model = KernelEncoder(EncoderSettings(30, 2, width=16, n_heads=2, dropout=0.0),
+                      KernelAttention, generator=0)
+lengths = torch.tensor([3, 9, 4, 1, 7, 7, 2])
+bounds = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
+ids = torch.randint(30, (int(lengths.sum()),), generator=draw)
+labels = torch.tensor([0, 1, 1, 0, 0, 1, 1])
+whole = TokenBatch(ids, bounds, labels)
+found = {}
+for name, level in (("centred", "sequence"), ("within-class", "layer"),
+                    ("likelihood", "sequence"), ("centred", "head")):
+    settings = AlignmentSettings(objective=name, level=level, also=("norm",))
+    kind = "logits" if name == "likelihood" else "heads"
+    options = {"held_out": None, "evaluate": feature_function(kind, "mean")}
+    parts = []
+    for rows in (torch.arange(7), torch.tensor([2])):  # one row: less than processes
+        batch = whole.take(rows)
+        own = batch.take(ranks.split(batch.cu_seqlens.diff())[ranks.rank])
+        counted = ranks.writes or len(rows) >= ranks.world
+        parts.append(Batch((own,), {}, None, own.labels, counted))
+    every = [(whole, labels), (whole.take(torch.tensor([2])), labels[2:3])]
+    shared = build_problem(model, parts, settings, ranks=ranks, **options)
+    alone = build_problem(model, every, settings, **options)
+    layers = ParticleLayers.find(model)
+    particles = Particles(layers.read(model))
+    (a, more), (b, same) = (x.objective.forces(particles) for x in (shared, alone))
+    gap = [(a.gradient - b.gradient).abs().max() / b.gradient.abs().max()]
+    gap += [(more[k] - same[k]).abs().max() / b.gradient.abs().max() for k in same]
+    gap += [(a.potential - b.potential).abs().max()]
+    found[f"{name} {level}"] = float(torch.stack(gap).max())
+for dim in (5, 40):
+    cloud = torch.randn(501, dim, generator=draw, dtype=torch.float64)
+    cloud[7] = cloud[300]  # at the same place
+    sums = ExactSum(tile=64), RandomBatchSum(20), FarFieldSum(8), FarFieldSum(0)
+    for pairs in sums:
+        draws = [torch.Generator().manual_seed(1) for _ in range(2)]
+        one = pairs(Riesz(1.0, 0.01), cloud, generator=draws[0])
+        two = pairs(Riesz(1.0, 0.01), cloud, generator=draws[1], ranks=ranks)
+        found[f"{pairs} {dim}"] = float(max((x - y).abs().max() / x.abs().max()
+                                            for x, y in zip(one, two)))
+if ranks.writes:
+    print(json.dumps(found))
+"""
+
+
+def run(*command, folder, **options):
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        **options,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_rows_are_shared_out_by_tokens_without_overlap():
+    lengths = torch.randint(1, 60, (37,), generator=torch.Generator().manual_seed(0))
+    for world in (1, 2, 5, 37):
+        shares = Ranks(0, world).split(lengths)
+        assert torch.equal(torch.cat(shares).sort().values, torch.arange(37))
+        tokens = [int(lengths[share].sum()) for share in shares]
+        assert max(tokens) - min(tokens) <= int(lengths.max())
+    blocks = [Ranks(rank, 3).block(10) for rank in range(3)]
+    assert [i for block in blocks for i in range(10)[block]] == list(range(10))
+
+
+def test_alone_nothing_is_sent():
+    x = torch.ones(2)
+    alone = Ranks.join()
+    alone.add([x])
+    assert alone == (0, 1)
+    assert alone.gather(x) is x
+    assert alone.share("a") == "a"
+
+
+@pytest.mark.slow
+def test_scores_gradients_and_forces_are_those_of_one_process(tmp_path):
+    """Sums in another order: rounding of float32, and of float64 for the forces."""
+    (tmp_path / "together.py").write_text(TOGETHER)
+    done = run(*LAUNCH, "together.py", folder=tmp_path)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == 12
+    for name, gap in found.items():
+        assert gap < (1e-13 if "Sum" in name else 1e-5), (name, gap)
+    assert max(gap for name, gap in found.items() if "Batch" in name) == 0
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A file of texts; the last batch of an epoch has one row."""
+    folder = tmp_path_factory.mktemp("texts")
+    words = ["fine", "good", "great", "bad", "awful", "poor"]
+    words += ["film", "plot", "actor", "scene", "long", "short"]
+    draw = torch.Generator().manual_seed(0)
+    lines = ["text,label"]
+    for row in range(101):
+        length = int(torch.randint(2, 9, (1,), generator=draw))
+        picked = torch.randint(6, 12, (length,), generator=draw).tolist()
+        picked.append(int(torch.randint(3, (1,), generator=draw)) + 3 * (row % 2))
+        lines.append(f"{' '.join(words[k] for k in picked)},{row % 2}")
+    (folder / "texts.csv").write_text("\n".join(lines) + "\n")
+    (folder / "judged.csv").write_text("\n".join(lines[:41]) + "\n")
+    return folder
+
+
+def train(data, folder, *, launch=(sys.executable,), epochs=2, more=""):
+    command = (
+        f"train texts.csv --text text --label label --validation judged.csv {SMALL}"
+    )
+    words = [*command.split(), "--epochs", str(epochs), "--out", str(folder)]
+    return [*launch, "-m", "coulomb", *words, *more.split()]
+
+
+def history(folder):
+    lines = (folder / "history.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_and_one_goes_on_after_a_kill(data, tmp_path):
+    """Phase A, Phase B, a process that is killed, and a resume with one alone."""
+    one, two, cut = (tmp_path / name for name in ("one", "two", "cut"))
+    run(*train(data, one), folder=data)
+    done = run(*train(data, two, launch=LAUNCH), folder=data)
+    assert done.stdout.count("Best epoch") == 1
+    for a, b in zip(history(one), history(two), strict=True):
+        assert (a["phase"], a["step"]) == (b["phase"], b["step"])
+        for name in {"loss", "alignment", "held_out"} & set(a):
+            assert b[name] == pytest.approx(a[name], rel=1e-4), name
+    found = [json.loads((x / "metrics.json").read_text()) for x in (one, two)]
+    assert found[0]["metrics"]["accuracy"] == found[1]["metrics"]["accuracy"]
+
+    command = train(data, cut, launch=LAUNCH, epochs=12, more="--save-every 5")
+    running = subprocess.Popen(
+        command, cwd=data, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        while not (cut / "history.jsonl").exists() or len(history(cut)) < 9:
+            assert running.poll() is None, running.stderr.read()
+            time.sleep(0.05)
+        children = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(running.pid)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        os.kill(int(children[-1]), signal.SIGKILL)
+        said = running.communicate(timeout=120)[1]
+    finally:
+        running.kill()
+    assert running.returncode != 0
+    sentences = [line for line in said.splitlines() if line.startswith("coulomb:")]
+    assert len(sentences) == 1, said
+    assert f"--resume {cut}" in sentences[0]
+    run(sys.executable, "-m", "coulomb", "train", "--resume", str(cut), folder=data)
+    assert history(cut)[-1]["epoch"] == 12
