@@ -37,7 +37,7 @@ from coulomb.linearise import linearise
 from coulomb.linearise.api import cosine_with, measure_speed, random_student
 from coulomb.linearise.fit import pool
 from coulomb.linearise.huggingface import with_linearised_heads
-from coulomb.linearise.teacher import Recording, Stack, encode
+from coulomb.linearise.teacher import Recording, Stack, encode, with_positions
 
 LENGTHS = (128, 512, 2048, 8192)
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -271,6 +271,7 @@ def timed_fit(
 def run_speed(records: Records, data: Data, options: argparse.Namespace) -> None:
     """Time a fit, and the blocks on one text whose hidden states are tiled."""
     model, tokenizer = load_minilm()
+    model = with_positions(model, max(LENGTHS))
     if not records.find(part="fit time", threads=torch.get_num_threads()):
         records.add(part="fit time", **timed_fit(model, tokenizer, data, 0, 64)[1])
     fast = linearise(
@@ -306,19 +307,14 @@ def _peak(kind: str, length: int, options: argparse.Namespace) -> float:
 @torch.no_grad()
 def print_peak(kind: str, length: int) -> None:
     """Print how many MB the process grows beyond the loaded model (Linux)."""
-    model, _ = load_minilm()
+    model = with_positions(load_minilm()[0], length)
     if kind == "linear":
-        settings = {"n_features": 64, "feature_map": "softmaxfeat"}
+        settings = {"n_features": 64, "feature_map": "softmaxfeat", "window": 8}
         model = with_linearised_heads(model, exact_heads=[()] * 6, **settings).eval()
-    stack = Stack(model)
-    ids = torch.full((1, 16), 2000)
-    hidden, call = stack.begin({"input_ids": ids})
-    stack(hidden, call)
-    hidden = hidden.repeat(1, length // 16, 1)
+    model(input_ids=torch.full((1, 16), 2000))
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = _kilobytes("VmRSS")
-    for number in range(len(stack.blocks)):
-        hidden = stack.run_block(number, hidden, call)
+    model(input_ids=torch.full((1, length), 2000))
     print((_kilobytes("VmHWM") - before) / 1024)
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-FAMILIES = ("bert", "roberta", "distilbert", "mpnet")
+FAMILIES = ("bert", "roberta", "distilbert", "mpnet", "modernbert")
 WORDS = 60
 
 
@@ -28,6 +28,12 @@ def tiny_model(family, kind="AutoModel", seed=0):
             "intermediate_size": "hidden_dim",
         }
         sizes = {names.get(name, name): size for name, size in sizes.items()}
+    if family == "modernbert":  # local and global layers
+        sizes |= {"bos_token_id": 2, "cls_token_id": 2}
+        sizes |= {"eos_token_id": 3, "sep_token_id": 3}
+        local, full = "sliding_attention", "full_attention"
+        sizes |= {"local_attention": 6, "layer_types": [full, local, full]}
+        sizes |= {"num_hidden_layers": 3}
     config = transformers.CONFIG_MAPPING[family](**sizes)
     with torch.random.fork_rng():
         torch.manual_seed(seed)

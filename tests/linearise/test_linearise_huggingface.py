@@ -24,7 +24,14 @@ from coulomb.linearise import (
 )
 from coulomb.linearise.heads import softmax_rows
 from coulomb.linearise.huggingface import ATTENTION
-from coulomb.linearise.teacher import PROJECTIONS, Recording, Stack, longest_text
+from coulomb.linearise.teacher import (
+    PROJECTIONS,
+    Recording,
+    Stack,
+    longest_text,
+    n_positions,
+    with_positions,
+)
 
 transformers = pytest.importorskip("transformers")
 
@@ -131,14 +138,18 @@ def test_recorded_rows_are_the_models_attention(case):
     for number, (rows,) in enumerate(Recording(stack, [batch]).layers()):
         module = stack.sites[number].module
         names = PROJECTIONS[type(module).__name__]
-        for kept, name in zip(rows[:3], names, strict=True):
-            made = getattr(module, name)(inputs[number])
-            split = made.unflatten(-1, (2, -1)).transpose(1, 2)
-            torch.testing.assert_close(kept, split)
+        if family != "modernbert":  # which turns them by their positions
+            for kept, name in zip(rows[:3], names, strict=True):
+                made = getattr(module, name)(inputs[number])
+                split = made.unflatten(-1, (2, -1)).transpose(1, 2)
+                torch.testing.assert_close(kept, split)
         ours = softmax_rows(rows.q, rows.k, rows.key_mask, rows.bias)
         chosen = real[:, None, :].expand(-1, 2, -1)
         torch.testing.assert_close(
-            ours[chosen], expected[number][chosen], rtol=1e-4, atol=1e-6
+            ours[chosen],
+            expected[stack.sites[number].block][chosen],
+            rtol=1e-4,
+            atol=1e-6,
         )
 
 
@@ -231,9 +242,21 @@ class TestRefusals:
             intermediate_size=16,
         )
         model = transformers.AlbertModel(config)
-        expected = "BERT, DistilBERT, MPNet, RoBERTa.* got AlbertModel"
+        expected = "MPNet, RoBERTa, ModernBERT, NomicBERT.* got AlbertModel"
         with pytest.raises(ParameterError, match=expected):
             linearise(model, tokenizer_for("bert"), make_texts())
+
+    def test_a_text_that_the_tokenizer_panics_on(self):
+        from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+        inner = Tokenizer(models.WordLevel({"a": 0, "[PAD]": 1}, unk_token="a"))
+        inner.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+        tokenizer = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=inner, pad_token="[PAD]"
+        )
+        texts = [*make_texts(), "a" * 60 + "b"]
+        with pytest.raises(ParameterError, match=r"it fails on 'aaa.*Leave it out"):
+            linearise(tiny_model("bert"), tokenizer, texts, **QUICK)
 
     def test_decoders(self):
         model = tiny_model("bert")
@@ -260,6 +283,77 @@ class TestRefusals:
         tiny_model("bert").save_pretrained(tmp_path)
         with pytest.raises(FileFormatError, match="its type is 'bert'"):
             load_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_padding_is_left_out_of_batches_that_are_full_of_it(family):
+    fast = linearise(tiny_model(family), tokenizer_for(family), make_texts(), **QUICK)
+    batch = batch_of(family)
+    real = batch["attention_mask"].bool()
+    assert real.float().mean() < 0.9
+    seen = []
+    first = next(m for m in fast.modules() if isinstance(m, torch.nn.LayerNorm))
+    handle = first.register_forward_hook(lambda _, x, out: seen.append(out.shape))
+    with torch.no_grad():
+        packed = fast(**batch)
+    padded = fast(**batch)  # with gradients nothing is packed
+    handle.remove()
+    assert seen[0][:2] == (1, int(real.sum()))
+    assert seen[1][:2] == real.shape
+    torch.testing.assert_close(
+        packed.last_hidden_state[real], padded.last_hidden_state[real],
+        rtol=1e-4, atol=1e-5,
+    )  # fmt: skip
+    torch.testing.assert_close(
+        packed.pooler_output, padded.pooler_output, rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet"])
+def test_longer_texts_have_positions_and_shorter_ones_keep_theirs(family):
+    model = tiny_model(family)
+    count = longest_text(model)
+    longer = with_positions(model, 100)
+    assert n_positions(longer) == 100
+    short = batch_of(family)
+    torch.testing.assert_close(hidden(longer, short), hidden(model, short))
+    text = {"input_ids": torch.full((1, 100), 7)}
+    made = hidden(longer, {**text, "attention_mask": torch.ones(1, 100)})
+    assert made.shape == (1, 100, 16)
+    owner = next(m for m in longer.modules() if hasattr(m, "position_embeddings"))
+    table = owner.position_embeddings.weight[-100:]
+    torch.testing.assert_close(table[count:], table[: 100 - count])
+
+
+def test_rotary_models_need_no_positions():
+    model = tiny_model("modernbert")
+    assert with_positions(model, 100) is model
+    assert n_positions(model) is None
+
+
+def test_nomic_bert():
+    config = transformers.CONFIG_MAPPING["nomic_bert"](
+        vocab_size=64, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=24, initializer_range=0.5, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.AutoModel.from_config(config).eval()
+    kept = linearise(
+        model, tokenizer_for("bert"), make_texts(), keep_exact=[0, 1], **QUICK
+    )
+    batch = batch_of("bert")
+    real = batch["attention_mask"].bool()
+    torch.testing.assert_close(
+        hidden(kept, batch)[real], hidden(model, batch)[real], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_texts_beyond_the_positions_are_refused(tmp_path):
+    fast = linearise(tiny_model("bert"), tokenizer_for("bert"), make_texts(), **QUICK)
+    fast.save_pretrained(tmp_path)
+    for model in (fast, load_pretrained(tmp_path)):
+        with pytest.raises(ParameterError, match=r"at most 40 tokens.*got 41"):
+            model(input_ids=torch.ones(1, 41, dtype=torch.long))
 
 
 def test_lengths_know_the_padding_position():

@@ -151,6 +151,23 @@ def test_a_copy_of_a_copy_keeps_its_card(saved, tmp_path):
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
 
 
+def test_longer_texts_are_read_where_it_is_loaded(source, tmp_path):
+    model = transformers.AutoModel.from_pretrained(source)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    options = QUICK | {"max_length": 70, "steps": 2, "distil_steps": 1}
+    fast = linearise(model, tokenizer, make_texts(), **options)
+    fast.save_pretrained(tmp_path)
+    assert model.config.max_position_embeddings == 40
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert again.model_max_length == 70
+    known = json.loads((tmp_path / "sentence_bert_config.json").read_text())
+    assert known == {"max_seq_length": 70, "do_lower_case": False}
+    assert "at most 70 tokens" in (tmp_path / "README.md").read_text()
+    text = again("a " * 90, truncation=True, return_tensors="pt")
+    loaded = transformers.AutoModel.from_pretrained(tmp_path)
+    assert loaded(**text).last_hidden_state.shape == (1, 70, 16)
+
+
 def test_modules_outside_the_folder_are_refused(source, saved, tmp_path):
     _, fast, _ = saved
     wrong = tmp_path / "wrong"

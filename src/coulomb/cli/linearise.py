@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from coulomb.linearise import KernelTable
 
 Model = Annotated[
-    Path, Argument(help="Folder of a BERT, RoBERTa, DistilBERT or MPNet.")
+    Path, Argument(help="Folder of a BERT or its kin, ModernBERT or NomicBERT.")
 ]
 Texts = Annotated[
     Path, Option(help="File with one unlabelled text per line, some hundred.")
@@ -48,6 +48,11 @@ def linearise(
     max_tokens: int = Option(
         30_000, min=64, help="Tokens to learn from: the memory it needs."
     ),
+    max_length: int | None = Option(
+        None, min=2, help="Tokens of the longest text; positions are repeated."
+    ),
+    window: int = Option(8, min=0, help="Tokens this near are compared exactly."),
+    dry_run: bool = Option(False, help="Print what would be done, and end."),
     seed: Seed = 0,
     json: Json = None,
 ) -> None:
@@ -84,21 +89,33 @@ def linearise(
         )
     lines, kept = list(read_lines(texts)), _heads(keep_exact)
     model, tokenizer = _load(model_dir)
+    from coulomb.linearise import LineariseSettings, describe
     from coulomb.linearise import linearise as learn
 
+    settings = LineariseSettings(
+        n_features=n_features,
+        feature_map=feature_map,
+        objective=objective,
+        steps=steps,
+        distil_steps=distil_steps,
+        max_tokens=max_tokens,
+        max_length=max_length,
+        window=window,
+    )
+    if dry_run:
+        told = describe(model, tokenizer, lines, settings, seed=seed)
+        say("\n".join(told))
+        return
+    if max_length is not None:
+        tokenizer.model_max_length = max_length
     with resumable("The same command goes on from there."), working_in(partial):
         fast: Any = learn(
             model,
             tokenizer,
             lines,
-            n_features=n_features,
-            feature_map=feature_map,
-            objective=objective,
+            settings=settings,
             keep_exact=kept,
             seed=seed,
-            steps=steps,
-            distil_steps=distil_steps,
-            max_tokens=max_tokens,
             checkpoint=partial / "layers.safetensors",
         )
 

@@ -3,6 +3,7 @@
 from coulomb.linearise.api import (
     KernelTable,
     LineariseReport,
+    describe,
     kernel_table,
     linearise,
     linearised_heads,
@@ -17,6 +18,7 @@ __all__ = [
     "LineariseSettings",
     "LinearisedAttention",
     "LinearisedHeads",
+    "describe",
     "kernel_table",
     "linearise",
     "linearised_heads",

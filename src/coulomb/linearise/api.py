@@ -28,7 +28,7 @@ from coulomb._support.errors import (
 from coulomb._support.progress import progress_bar
 from coulomb._support.seeds import make_generator
 from coulomb.attention.layers.base import in_mode
-from coulomb.attention.layers.replace import is_pretrained, swap_layers
+from coulomb.attention.layers.replace import is_pretrained, n_positions, swap_layers
 from coulomb.features import (
     DEFAULT_MAP,
     SOFTMAX_KERNEL_MAP,
@@ -51,6 +51,7 @@ from coulomb.linearise.heads import (
     LinearisedAttention,
     LinearisedHeads,
     as_positive_map,
+    check_places,
     untilted,
 )
 from coulomb.linearise.huggingface import with_linearised_heads
@@ -62,11 +63,16 @@ from coulomb.linearise.teacher import (
     Stack,
     Tokenizer,
     as_teacher,
+    longest_text,
     record_texts,
+    with_positions,
 )
 
 _FORMAT = "coulomb-linearise-1"
 _FITTED = ("positions", "tilt", "before", "after", "random")
+_SHOWN = (128, 512, 2048, 8192)  # tokens of texts that are timed, if they are read
+_LONGEST_SHOWN = 2048  # where there is no limit
+_STEP_OF_ALL = 7  # one takes the time of about so many steps of every layer
 _ROWS = 32  # of each text, that `kernel_table` compares
 
 KeepExact = int | Sequence[int | tuple[int, int]]
@@ -158,34 +164,26 @@ def measure_speed(
     teacher: Stack,
     student: Stack,
     batch: Batch,
-    lengths: tuple[int, ...] = (128, 512, 2048),
+    lengths: Sequence[int],
     *,
     repeats: int = 3,
     clock: Callable[[], float] = perf_counter,
 ) -> dict[int, tuple[float, float]]:
-    """Time the blocks of both encoders on one text without padding.
+    """Time both encoders on one text without padding, repeated to each length.
 
-    Hidden states of a real text are tiled to the length, so that lengths beyond the
-    positions of the model can be measured too. The two take turns; the best of the
-    repeats counts.
+    The two take turns; the best of the repeats counts.
     """
     first = {name: value[:1] for name, value in batch.items()}
     count = int(teacher.tokens(first).sum())
-    first = {name: value[:, :count] for name, value in first.items()}
-    stacks = teacher, student
-    starts = [stack.begin(first) for stack in stacks]
-    given = [(*call.arguments, *call.keywords.values()) for _, call in starts]
-    if any(isinstance(value, Tensor) for values in given for value in values):
-        return {}
     speed = {}
     for length in lengths:
-        places = torch.arange(length, device=starts[0][0].device) % count
+        places = torch.arange(length) % count
+        text = {name: x.index_select(1, places) for name, x in first.items()}
         best = [float("inf"), float("inf")]
         for turn in range(repeats + 1):
-            for which, (hidden, call) in enumerate(starts):
-                tiled = hidden.index_select(int(teacher.batch_first), places)
+            for which, stack in enumerate((teacher, student)):
                 begun = clock()
-                stacks[which](tiled, call)
+                stack.call(text)
                 if turn:  # the first warms up
                     best[which] = min(best[which], clock() - begun)
         speed[length] = (best[0], best[1])
@@ -215,8 +213,9 @@ def linearise(
     Parameters
     ----------
     model
-        A BERT, RoBERTa, DistilBERT or MPNet of transformers, with any head; or a torch
-        encoder with `torch.nn.MultiheadAttention`. It is left as it is.
+        A BERT, RoBERTa, DistilBERT, MPNet, ModernBERT or NomicBERT of transformers,
+        with any head; or a torch encoder with `torch.nn.MultiheadAttention`. It is left
+        as it is.
     tokenizer
         The tokenizer of the model, or a function of a list of texts that returns the
         keyword arguments of the model.
@@ -265,7 +264,8 @@ def linearise(
         check_member("options", name, known)
     chosen = replace(settings or LineariseSettings(), **options)
     check_seed("seed", seed)
-    teacher = as_teacher(model)
+    model = with_positions(as_teacher(model).model, chosen.max_length or 0)
+    teacher = Stack(model)
     if teacher.has_bias:  # the band would have to be given its part of it
         chosen = replace(chosen, window=0)
     _check_keep_exact(teacher, keep_exact)
@@ -321,10 +321,66 @@ def linearise(
         report.seconds = learned + process_time() - begun
         report.cosine = cosine_with(held_out, student, chosen.pooling)
         if measure:
-            report.speed = measure_speed(teacher, student, recorded.batches[-1])
+            most = n_positions(model) or chosen.max_length or _LONGEST_SHOWN
+            lengths = [n for n in _SHOWN if n <= most]
+            batch = recorded.batches[-1]
+            report.speed = measure_speed(teacher, student, batch, lengths)
     fast: Any = student.model
     fast.linearise_summary = report
     return fast
+
+
+def describe(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    settings: LineariseSettings | None = None,
+    *,
+    seed: int = 0,
+) -> list[str]:
+    """Say what `linearise` would replace, how long it would take and where it pays.
+
+    The times of learning are of a few steps, made on a few of the texts.
+
+    Parameters
+    ----------
+    model, tokenizer, texts, settings, seed
+        As in `linearise`.
+
+    Returns
+    -------
+    list of str
+        Lines to print.
+    """
+    chosen = settings or LineariseSettings()
+    stack = as_teacher(model)
+    heads = [site.num_heads for site in stack.sites]
+    local = len(stack.blocks) - len(heads)
+    limit = chosen.max_length or n_positions(model) or longest_text(model)
+    few = replace(chosen, distil_steps=0, max_tokens=min(chosen.max_tokens, 4000))
+    reports = []
+    for steps in (2, 10):
+        fast: Any = linearise(
+            model, tokenizer, texts, settings=replace(few, steps=steps), seed=seed,
+            measure=steps == 2, progress=False,
+        )  # fmt: skip
+        reports.append(fast.linearise_summary)
+    report, longer = reports
+    seconds = max(longer.seconds - report.seconds, 0) / 8
+    seconds *= chosen.steps + _STEP_OF_ALL * chosen.distil_steps
+    pays = [n for n, (slow, quick) in report.speed.items() if quick < slow]
+    return [
+        f"{len(heads)} layers of {heads[0]} heads get {chosen.n_features} particles "
+        f"each ({chosen.feature_map}, window {chosen.near})"
+        + (f"; {local} local layers stay as they are" if local else ""),
+        f"texts of at most {limit} tokens are read",
+        f"about {report.seconds + seconds:.0f} s of processor time to learn",
+        *(
+            f"{n:5d} tokens: {slow / quick:.2f} times as fast as softmax"
+            for n, (slow, quick) in report.speed.items()
+        ),
+        f"it pays from {min(pays)} tokens on" if pays else "it does not pay here",
+    ]
 
 
 def _fingerprint(
@@ -386,16 +442,8 @@ def _check_keep_exact(teacher: Stack, keep_exact: Any) -> None:
         )
     for entry in keep_exact:
         layer, *head = entry if isinstance(entry, tuple) else (entry,)
-        _check_place("layers", layer, len(counts))
-        for number in head:
-            _check_place("heads", number, counts[layer])
-
-
-def _check_place(what: str, number: Any, count: int) -> None:
-    if check_count("keep_exact", number, at_least=0) >= count:
-        raise ParameterError(
-            f"`keep_exact` must name {what} from 0 to {count - 1}; got {number}."
-        )
+        check_places([layer], len(counts), "layers")
+        check_places(head, counts[layer])
 
 
 def _exact_heads(

@@ -105,7 +105,7 @@ class LineariseSettings:
         Texts are drawn until they have about so many tokens: the memory that is needed.
     max_length
         Tokens of the longest text; None for as many as the model has positions, at most
-        512.
+        512. Learned positions are repeated where there are fewer.
     batch_tokens, rows
         Tokens of a batch, and queries of each text that are compared in a step.
     long_share

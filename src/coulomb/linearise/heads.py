@@ -352,7 +352,8 @@ class LinearisedHeads(nn.Module):
         self.num_heads, self.head_dim = num_heads, head_dim
         self.map_name = feature_map
         self.feature_map = as_positive_map(feature_map)
-        self.exact_heads = _check_heads(exact_heads, num_heads)
+        check_places(exact_heads, num_heads)
+        self.exact_heads = tuple(sorted(set(map(int, exact_heads))))
         learned = set(range(num_heads)) - set(self.exact_heads)
         self.learned_heads = tuple(sorted(learned))
         rows = torch.zeros(num_heads, n_features, 2 * head_dim + 2)
@@ -453,14 +454,13 @@ class LinearisedHeads(nn.Module):
         return shown + (f", exact_heads={self.exact_heads}" if self.exact_heads else "")
 
 
-def _check_heads(heads: Sequence[int], num_heads: int) -> tuple[int, ...]:
-    """Sort the numbers of heads, or say which one there is not."""
-    for head in heads:
-        if check_count("keep_exact", head, at_least=0) >= num_heads:
+def check_places(numbers: Sequence[Any], count: int, what: str = "heads") -> None:
+    """Say which of the numbers in `keep_exact` there is not."""
+    for number in numbers:
+        if check_count("keep_exact", number, at_least=0) >= count:
             raise ParameterError(
-                f"`keep_exact` must name heads from 0 to {num_heads - 1}; got {head}."
+                f"`keep_exact` must name {what} from 0 to {count - 1}; got {number}."
             )
-    return tuple(sorted({int(head) for head in heads}))
 
 
 def softmax_rows(

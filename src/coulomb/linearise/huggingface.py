@@ -27,7 +27,7 @@ from coulomb.attention.layers.replace import (
     real_tokens,
     register_configs,
 )
-from coulomb.linearise.heads import LinearisedHeads
+from coulomb.linearise.heads import LinearisedHeads, near_attention
 from coulomb.linearise.teacher import FAMILIES, PROJECTIONS, Stack
 
 ATTENTION = "coulomb"
@@ -112,12 +112,28 @@ def _attend(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    heads = getattr(module, "coulomb", None) or _fresh_heads(module, query)
     mask = None if attention_mask is None else real_tokens(attention_mask)
+    packed = options.pop("packed", None)
+    if packed is not None:
+        query, key, value = (_spread(x, packed) for x in (query, key, value))
+        spread, _ = _attend(module, query, key, value, packed, dropout, **options)
+        return spread[packed].unsqueeze(0), None
+    window = getattr(module, "sliding_window", None)
+    if window:  # transformers counts the token itself
+        out = near_attention(query, key, value, mask, window - 1)
+        return out.transpose(1, 2), None
+    heads = getattr(module, "coulomb", None) or _fresh_heads(module, query)
     out = functional.dropout(heads(query, key, value, mask), dropout, module.training)
     shown = options.get("output_attentions")
     weights = heads.weights(query, key, mask) if shown else None
     return out.transpose(1, 2).contiguous(), weights
+
+
+def _spread(x: Tensor, real: Tensor) -> Tensor:
+    """Turn texts that were packed to one, `(1, heads, tokens, dim)`, into a batch."""
+    wide = x.new_zeros(*real.shape, x.shape[1], x.shape[3])
+    wide[real] = x[0].transpose(0, 1)
+    return wide.transpose(1, 2)
 
 
 def _fresh_heads(module: Any, query: Tensor) -> LinearisedHeads:
@@ -151,10 +167,12 @@ def _mask(
     # attention saves. Without this function the padding would be dropped silently.
     from transformers.masking_utils import bidirectional_mask_function
 
-    if mask_function not in (None, bidirectional_mask_function):
+    known = mask_function in (None, bidirectional_mask_function)
+    # Whether the first token sees the next; a window is the layer's own to keep.
+    if not known and not bool(mask_function(*torch.tensor([0, 0, 0, 1]))):
         raise ParameterError(
             "`model` must be an encoder whose tokens all see each other; got a causal "
-            "or windowed mask."
+            "mask."
         )
     if attention_mask is None or (
         not torch.compiler.is_compiling() and bool(attention_mask.all())
@@ -226,7 +244,8 @@ def _attach(model: Any, settings: Mapping[str, Any]) -> None:
         layer: Any = site.module
         if type(layer).__name__ == "MPNetSelfAttention":
             layer.__class__ = _linearised_mpnet(layer.__class__)
-        size = site.num_heads, layer.attention_head_size
+        dim = getattr(layer, "attention_head_size", None) or layer.head_dim
+        size = site.num_heads, dim
         layer.coulomb = LinearisedHeads(*size, exact_heads=heads, **options)
     if not any(exact):
         for module in model.modules():

@@ -5,7 +5,9 @@ the model calls them: what the first one receives beside the hidden states (mask
 position biases) is caught once per batch and used for all.
 """
 
+import copy
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +25,12 @@ from coulomb._support.errors import (
     shown,
 )
 from coulomb.attention import AbstractAttention
-from coulomb.attention.layers.replace import is_pretrained, real_tokens
+from coulomb.attention.layers.replace import (
+    ROTARY_TYPES,
+    is_pretrained,
+    n_positions,
+    real_tokens,
+)
 from coulomb.linearise.heads import softmax_rows
 
 if TYPE_CHECKING:
@@ -36,6 +43,8 @@ PROJECTIONS = {
     "DistilBertSelfAttention": ("q_lin", "k_lin", "v_lin"),
     "MPNetSelfAttention": ("q", "k", "v"),
     "LinearisedMPNetSelfAttention": ("q", "k", "v"),
+    "ModernBertAttention": ("Wqkv",),
+    "NomicBertAttention": ("q_proj", "k_proj", "v_proj"),
 }
 FAMILIES = "BERT, DistilBERT, MPNet, RoBERTa"
 MODEL_TYPES = ("bert", "roberta", "distilbert", "mpnet")
@@ -96,29 +105,42 @@ class Call(NamedTuple):
     keywords: dict[str, Any]
 
 
+Calls = dict[str, Call]  # by the kind of block
+
+
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One attention layer of an encoder."""
+    """One attention layer of an encoder that sees the whole text."""
 
     name: str
     module: nn.Module
+    block: int  # the number of its block
 
     @property
     def num_heads(self) -> int:
         """How many heads it has."""
         names = ("num_attention_heads", "n_heads", "num_heads")
-        found = (getattr(self.module, name, None) for name in names)
+        places = (self.module, getattr(self.module, "config", None))
+        found = (getattr(place, name, None) for place in places for name in names)
         return int(next(filter(None, found)))
 
     def project(self, x: Tensor) -> Sequence[Tensor]:
         """Make queries, keys and values, each `(batch, n, heads * dim)`."""
         module: Any = self.module
         names = PROJECTIONS.get(type(module).__name__)
-        if names is not None:
-            return [getattr(module, name)(x) for name in names]
-        # torch projects inside its layer.
-        joint = functional.linear(x, module.in_proj_weight, module.in_proj_bias)
-        return joint.chunk(3, dim=-1)
+        if names is None:  # torch projects inside its layer
+            joint = functional.linear(x, module.in_proj_weight, module.in_proj_bias)
+            return joint.chunk(3, dim=-1)
+        parts = [getattr(module, name)(x) for name in names]
+        return parts if len(parts) == 3 else parts[0].chunk(3, dim=-1)
+
+    def rotate(self, q: Tensor, k: Tensor, angles: Any) -> tuple[Tensor, Tensor]:
+        """Turn queries and keys by their positions, as the layer does."""
+        if angles is None:
+            return q, k
+        home = sys.modules[type(self.module).__module__]
+        rotated: tuple[Tensor, Tensor] = home.apply_rotary_pos_emb(q, k, *angles)
+        return rotated
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -132,7 +154,7 @@ def is_attention(module: nn.Module) -> bool:
 
 
 class _Reached(Exception):
-    """Carries what the first block was called with."""
+    """Ends a call of the model when its blocks were reached."""
 
 
 class Stack(nn.Module):
@@ -153,12 +175,15 @@ class Stack(nn.Module):
         name, self.blocks = _find_blocks(model)
         # Hidden from torch: its parameters are not the stack's.
         vars(self)["model"] = model
+        # Layers that see a window of the text are linear already.
         self.sites = [
-            Site(f"{name}.{number}.{inner}", module)
+            Site(f"{name}.{number}.{inner}", module, number)
             for number, block in enumerate(self.blocks)
             for inner, module in block.named_modules()
-            if is_attention(module)
+            if is_attention(module) and not getattr(module, "sliding_window", None)
         ]
+        owner = model.get_submodule(name.rpartition(".")[0])
+        self.last_norm: nn.Module = getattr(owner, "final_norm", nn.Identity())
 
     @property
     def has_bias(self) -> bool:
@@ -170,45 +195,61 @@ class Stack(nn.Module):
         """Whether hidden states are `(batch, n, dim)`."""
         return bool(getattr(self.sites[0].module, "batch_first", True))
 
-    def begin(self, batch: Batch) -> tuple[Tensor, Call]:
-        """Call the model up to its first block."""
+    def begin(self, batch: Batch) -> tuple[Tensor, Calls]:
+        """Call the model until blocks of every kind were called, and give the input."""
+        calls: Calls = {}
+        begun: list[Tensor] = []
+        kinds = [_kind(block) for block in self.blocks]
 
-        def stop(_: nn.Module, arguments: tuple[Any, ...], keywords: Any) -> None:
-            raise _Reached(arguments, dict(keywords))
+        def keep(block: nn.Module, arguments: tuple[Any, ...], keywords: Any) -> None:
+            keywords = dict(keywords)
+            if not arguments:
+                first = next(iter(inspect.signature(block.forward).parameters))
+                arguments = (keywords.pop(first),)
+            begun.append(arguments[0])
+            calls.setdefault(_kind(block), Call(arguments[1:], keywords))
+            if len(calls) == len(set(kinds)):
+                raise _Reached
 
-        handle = self.blocks[0].register_forward_pre_hook(stop, with_kwargs=True)
+        handles = [
+            block.register_forward_pre_hook(keep, with_kwargs=True)
+            for block in self.blocks
+        ]
         try:
-            with _no_fast_path():
-                self.model(**self._on_device(batch))
-        except _Reached as reached:
-            arguments, keywords = reached.args
-        else:
-            raise ParameterError(
-                "`model` must call its own blocks; got "
-                f"{type(self.model).__name__}, which called none of them."
-            )
+            vars(self.model)["packs_padding"] = False  # blocks are to see the batch
+            self.call(batch)
+        except _Reached:
+            return begun[0], calls
         finally:
-            handle.remove()
-        if arguments:
-            return arguments[0], Call(arguments[1:], keywords)
-        first = next(iter(inspect.signature(self.blocks[0].forward).parameters))
-        return keywords.pop(first), Call((), keywords)
+            del vars(self.model)["packs_padding"]
+            for handle in handles:
+                handle.remove()
+        raise ParameterError(
+            "`model` must call its own blocks; got "
+            f"{type(self.model).__name__}, which called none of them."
+        )
+
+    def call(self, batch: Batch) -> Any:
+        """Call the whole model."""
+        with _no_fast_path():
+            return self.model(**self._on_device(batch))
 
     def _on_device(self, batch: Batch) -> Batch:
         place = next(self.model.parameters()).device
         return {name: value.to(place) for name, value in batch.items()}
 
-    def run_block(self, number: int, hidden: Tensor, call: Call) -> Tensor:
-        """Call one block."""
+    def run_block(self, number: int, hidden: Tensor, calls: Calls) -> Tensor:
+        """Call one block, and after the last the norm that follows it."""
+        call = calls[_kind(self.blocks[number])]
         with _no_fast_path():
             out = self.blocks[number](hidden, *call.arguments, **call.keywords)
-        return out[0] if isinstance(out, tuple) else out
+        out = out[0] if isinstance(out, tuple) else out
+        return self.last_norm(out) if number == len(self.blocks) - 1 else out
 
     def record_block(
-        self, number: int, hidden: Tensor, call: Call
+        self, site: Site, hidden: Tensor, calls: Calls
     ) -> tuple[Rows, Tensor]:
-        """Call one block, and keep what its attention layer compares."""
-        site = self.sites[number]
+        """Call the block of a layer, and keep what the layer compares."""
         received: dict[str, Any] = {}
 
         def keep(layer: nn.Module, arguments: tuple[Any, ...], keywords: Any) -> None:
@@ -217,7 +258,7 @@ class Stack(nn.Module):
 
         handle = site.module.register_forward_pre_hook(keep, with_kwargs=True)
         try:
-            after = self.run_block(number, hidden, call)
+            after = self.run_block(site.block, hidden, calls)
         finally:
             handle.remove()
         x, key_mask = _tokens_received(site.module, received)
@@ -227,14 +268,15 @@ class Stack(nn.Module):
             part.view(shape).movedim(2, 0).contiguous().transpose(0, 1)
             for part in site.project(x)
         )
+        q, k = site.rotate(q, k, received.get("position_embeddings"))
         bias = received.get("position_bias")
         return Rows(q, k, v, key_mask, key_mask, bias), after
 
-    def forward(self, hidden: Tensor, call: Call) -> list[Tensor]:
+    def forward(self, hidden: Tensor, calls: Calls) -> list[Tensor]:
         """Call all blocks, and give `(batch, n, dim)` after each."""
         states = []
         for number in range(len(self.blocks)):
-            hidden = self.run_block(number, hidden, call)
+            hidden = self.run_block(number, hidden, calls)
             states.append(self.batch_major(hidden))
         return states
 
@@ -246,7 +288,12 @@ class Stack(nn.Module):
         """Tell which tokens of a batch are real."""
         if "attention_mask" in batch:
             return self._on_device(batch)["attention_mask"].bool()
-        return self.record_block(0, *self.begin(batch))[0].key_mask
+        return self.record_block(self.sites[0], *self.begin(batch))[0].key_mask
+
+
+def _kind(block: nn.Module) -> str:
+    """Blocks of one kind are called alike; local and global ones are not."""
+    return str(getattr(block, "attention_type", ""))
 
 
 def _find_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
@@ -323,10 +370,11 @@ def as_teacher(model: nn.Module) -> Stack:
         raise ParameterError(
             "`model` must have softmax attention; got one that is linearised already."
         )
-    if config is not None and kind not in MODEL_TYPES:
+    if config is not None and kind not in (*MODEL_TYPES, *ROTARY_TYPES):
         raise ParameterError(
-            f"`model` must be of one of the families {FAMILIES}, or an "
-            f"encoder of torch.nn.MultiheadAttention; got {type(model).__name__}."
+            f"`model` must be of one of the families {FAMILIES}, "
+            f"{', '.join(ROTARY_TYPES.values())}, or an encoder of "
+            f"torch.nn.MultiheadAttention; got {type(model).__name__}."
         )
     if getattr(config, "is_decoder", False):
         raise ParameterError("`model` must be an encoder; got is_decoder=True.")
@@ -356,15 +404,21 @@ class Recording:
         n_blocks = len(self.stack.blocks)
         sizes = accumulate(n_blocks * hidden.nbytes for hidden, _ in states)
         self.kept = [[] for size in sizes if size <= self.most_bytes]
+        sites = {site.block: site for site in self.stack.sites}
         for number in range(n_blocks):
             rows = []
-            for i, (hidden, call) in enumerate(states):
-                seen, hidden = self.stack.record_block(number, hidden, call)
-                states[i] = hidden, call
+            for i, (hidden, calls) in enumerate(states):
+                if number in sites:
+                    found = self.stack.record_block(sites[number], hidden, calls)
+                    seen, hidden = found
+                    rows.append(seen)
+                else:
+                    hidden = self.stack.run_block(number, hidden, calls)
+                states[i] = hidden, calls
                 if i < len(self.kept):
                     self.kept[i].append(self.stack.batch_major(hidden))
-                rows.append(seen)
-            yield rows
+            if rows:
+                yield rows
 
     @torch.no_grad()
     def states(self, number: int) -> list[Tensor]:
@@ -435,11 +489,35 @@ def record_texts(
 
 def longest_text(model: Any) -> int:
     """Tell how long texts may be that are learned from."""
-    config = getattr(model, "config", None)
-    count = int(getattr(config, "max_position_embeddings", _LONGEST))
-    if getattr(config, "model_type", "") in ("roberta", "mpnet"):
-        count -= 2  # their positions begin behind that of the padding
-    return min(_LONGEST, count)
+    return min(_LONGEST, n_positions(model) or _LONGEST)
+
+
+@torch.no_grad()
+def with_positions(model: Any, count: int) -> Any:
+    """Copy an encoder with learned positions for longer texts, repeated from its own.
+
+    Texts that it could read before it reads as before.
+    """
+    before = n_positions(model)
+    if before is None or count <= before:
+        return model
+    longer = copy.deepcopy(model)
+    owner = next(m for m in longer.modules() if hasattr(m, "position_embeddings"))
+    table = owner.position_embeddings
+    first = table.num_embeddings - before
+    rows = first + torch.arange(count) % before
+    rows = torch.cat([torch.arange(first), rows]).to(table.weight.device)
+    size = len(rows), table.embedding_dim
+    owner.position_embeddings = nn.Embedding(
+        *size, padding_idx=table.padding_idx, _weight=table.weight[rows]
+    )
+    for name, old in owner.named_buffers():
+        new = torch.arange(len(rows), device=old.device).expand(1, -1)
+        owner.register_buffer(
+            name, new if name == "position_ids" else 0 * new, persistent=False
+        )
+    longer.config.max_position_embeddings = len(rows)
+    return longer
 
 
 def _is_pretrained_tokenizer(tokenizer: Tokenizer) -> bool:
@@ -449,7 +527,20 @@ def _is_pretrained_tokenizer(tokenizer: Tokenizer) -> bool:
 def _sizes(tokenizer: Tokenizer, texts: list[str], max_length: int) -> list[int]:
     if not _is_pretrained_tokenizer(tokenizer):
         return [min(max_length, 2 + len(text) // _CHARACTERS) for text in texts]
-    ids = tokenizer(texts, truncation=True, max_length=max_length, padding=False)
+    options = {"truncation": True, "max_length": max_length, "padding": False}
+    try:
+        ids = tokenizer(texts, **options)
+    except BaseException as error:
+        # A panic is no Exception; a signal is neither.
+        if type(error).__name__ != "PanicException":
+            raise
+        if len(texts) > 1:  # find the text
+            return [_sizes(tokenizer, [text], max_length)[0] for text in texts]
+        told = " ".join(str(error).split())[:200]
+        raise ParameterError(
+            f"`texts` must be texts that the tokenizer can cut; it fails on "
+            f"{shown(texts[0])}: {told}. Leave it out, or use another tokenizer."
+        ) from None
     return [len(row) for row in ids["input_ids"]]
 
 

@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -23,6 +23,7 @@ from coulomb._support.archive import (
     check_file,
     read_json,
     write_bytes,
+    write_json,
 )
 from coulomb._support.checks import check_member
 from coulomb._support.errors import FileFormatError, ParameterError
@@ -289,8 +290,8 @@ LAYERS: dict[str, Callable[[nn.Module, Mapping[str, Any]], None]] = {
 # Types of models in transformers whose attention can be swapped and saved.
 MODEL_TYPES = [
     "bert", "bert-generation", "camembert", "data2vec-text", "distilbert", "electra",
-    "ernie", "modernbert", "mpnet", "roberta", "roberta-prelayernorm", "vit",
-    "xlm-roberta",
+    "ernie", "modernbert", "mpnet", "nomic_bert", "roberta", "roberta-prelayernorm",
+    "vit", "xlm-roberta",
 ]  # fmt: skip
 
 _TASKS = (
@@ -303,26 +304,26 @@ _TASKS = (
     "AutoModelForTokenClassification",
 )
 
+ROTARY_TYPES = {"modernbert": "ModernBERT", "nomic_bert": "NomicBERT"}
+
+# Their positions begin behind that of the padding.
+_BEGIN_LATE = ("camembert", "data2vec-text", "mpnet", "roberta", "xlm-roberta")
+
+# Models whose padding can be left out; whether their positions begin late.
+_PACKED = {"BertModel": False, "RobertaModel": True}
+_MOSTLY_REAL = 0.9
+
 _PREFIX, _TYPE = "Linearised", "coulomb-"
 
-# Files beside the weights that still apply, for transformers and its users.
-_COMPANIONS = (
-    "README.md",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "config_sentence_transformers.json",
-    "merges.txt",
-    "modules.json",
-    "sentence_bert_config.json",
-    "sentencepiece.bpe.model",
-    "special_tokens_map.json",
-    "spiece.model",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
-)
+# Files beside the weights that still apply, for transformers and its users: those of
+# the tokenizer, of sentence-transformers, and the card until there is a new one.
+_COMPANIONS = (".jinja", ".json", ".md", ".model", ".txt")
+_OURS = ("config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+_LENGTHS = {
+    "sentence_bert_config.json": "max_seq_length",
+    "tokenizer_config.json": "model_max_length",
+}
 _LOADER = "modeling_coulomb"
 _LOADER_TEXT = '''"""Classes of this model, from coulomb: pip install 'coulomb[hf]'."""
 
@@ -426,6 +427,29 @@ def model_class(base: Any) -> Any:
         settings = dict(config.coulomb)
         LAYERS[settings.pop("layers", "heads")](self, settings)
 
+    @wraps(base.forward)
+    def forward(self: Any, *arguments: Any, **named: Any) -> Any:
+        ids = named.get("input_ids", arguments[0] if arguments else None)
+        count = n_positions(self)
+        if count is not None and isinstance(ids, Tensor) and ids.shape[-1] > count:
+            raise ParameterError(
+                f"`input_ids` must have at most {count} tokens, as many as this model "
+                f"has positions; got {ids.shape[-1]}. Cut the text, or linearise the "
+                "source again with a larger `max_length`."
+            )
+        packed = _packed(self, named) if not arguments else None
+        if packed is None:
+            return base.forward(self, *arguments, **named)
+        out = base.forward(self, **packed)
+        real = packed["packed"]
+        hidden = out.last_hidden_state
+        spread = hidden.new_zeros(*real.shape, hidden.shape[-1])
+        spread[real] = hidden[0]
+        out["last_hidden_state"] = spread
+        if out.get("pooler_output") is not None:
+            out["pooler_output"] = self.pooler(spread)
+        return out
+
     def save_pretrained(self: Any, save_directory: Any, **options: Any) -> None:
         folder, push = Path(save_directory), options.pop("push_to_hub", False)
         repository = options.pop("repo_id", folder.name)
@@ -452,10 +476,51 @@ def model_class(base: Any) -> Any:
         "__init__": __init__,
         "__module__": __name__,
         "config_class": config_class(base.config_class),
+        "forward": forward,
+        "packs_padding": True,
         "push_to_hub": push_to_hub,
         "save_pretrained": save_pretrained,
     }
     return type(_PREFIX + base.__name__, (base,), body)
+
+
+def _packed(model: Any, named: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Leave the padding of a batch out, where much of it is padding.
+
+    All texts become one, with the positions that they had; `packed` tells the attention
+    function which tokens are of one text.
+    """
+    ids, mask = named.get("input_ids"), named.get("attention_mask")
+    first = _PACKED.get(type(model).__name__.removeprefix(_PREFIX))
+    if first is None or ids is None or mask is None or mask.shape != ids.shape:
+        return None
+    known = {"input_ids", "attention_mask", "token_type_ids"}
+    if not model.packs_padding or set(named) - known:
+        return None
+    if model.config._attn_implementation != "coulomb":
+        return None
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return None
+    if float(mask.sum()) > _MOSTLY_REAL * mask.numel():
+        return None
+    real = mask.bool()
+    places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    if first:  # counted from the first token that is no padding
+        there = ids.ne(model.config.pad_token_id).long()
+        places = there.cumsum(dim=1) * there + model.config.pad_token_id
+    given = {name: x for name, x in named.items() if name != "attention_mask"}
+    given |= {"position_ids": places}
+    return {name: x[real].unsqueeze(0) for name, x in given.items()} | {"packed": real}
+
+
+def n_positions(model: Any) -> int | None:
+    """Tell how long texts may be at most; None if there is no limit."""
+    config = getattr(model, "config", None)
+    count = getattr(config, "max_position_embeddings", None)
+    kind = str(getattr(config, "model_type", "")).removeprefix(_TYPE)
+    if count is None or kind in ROTARY_TYPES:
+        return None
+    return int(count) - (2 if kind in _BEGIN_LATE else 0)
 
 
 def named_class(name: str) -> Any:
@@ -540,6 +605,13 @@ def _write_companions(model: Any, folder: Path) -> None:
             if not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source / name, target)
+    before = None if source is None else read_json(source / "config.json", finite=False)
+    key = "max_position_embeddings"
+    if before is not None and before.get(key) != getattr(model.config, key, None):
+        for name, length in _LENGTHS.items():
+            if (folder / name).exists():
+                known = read_json(folder / name, finite=False)
+                write_json(folder / name, known | {length: n_positions(model)})
     summary = getattr(model, "linearise_summary", None)
     if source is None or not (source / f"{_LOADER}.py").exists() or summary:
         card = _card(model, source, summary)
@@ -563,7 +635,8 @@ def _source_folder(name: str) -> Path | None:
 
 def _companions(source: Path) -> list[str]:
     """List the files that come along: the tokenizer's, and those of modules.json."""
-    names = [name for name in _COMPANIONS if (source / name).is_file()]
+    files = sorted(p for p in source.iterdir() if p.is_file())
+    names = [p.name for p in files if p.suffix in _COMPANIONS and p.name not in _OURS]
     if "modules.json" in names:
         modules = read_json(source / "modules.json")
         for module in modules if isinstance(modules, list) else []:
@@ -599,7 +672,7 @@ def _card(model: Any, folder: Path | None, summary: Any) -> str:
     recipe = "Particles were drawn, not learned, unless it was trained since."
     if summary is not None:
         recipe = f"Particles were learned without labels.\n\n```\n{summary}\n```"
-    count = getattr(model.config, "max_position_embeddings", None)
+    count = n_positions(model)
     limits = f"Texts of at most {count} tokens." if count else "None is known."
     return _CARD.format(
         header="\n".join(f"{key}: {value}" for key, value in header.items()),
