@@ -5,8 +5,9 @@ import pytest
 
 numba = pytest.importorskip("numba")
 
-from coulomb.kernels import causal, linear, particle_loops  # noqa: E402
+from coulomb.kernels import linear_attention as linear  # noqa: E402
 from coulomb.kernels import packed_attention as packed  # noqa: E402
+from coulomb.kernels import particle_loops  # noqa: E402
 
 # Beyond any product of vector lanes and interleaved vectors: 16 lanes four times is 64.
 WIDTHS = (4, 8, 13, 16, 24, 31, 32, 40, 64, 72, 96, 128, 160, 256)
@@ -15,7 +16,7 @@ GAPS = (0, 1, 8, 20, 33, 65, 130, 500)
 
 @numba.njit
 def step(old, factors, q, k, value, new):
-    return causal._step(old, factors, q, k, value, new)
+    return linear._step(old, factors, q, k, value, new)
 
 
 @numba.njit

@@ -109,10 +109,10 @@ def _describe() -> dict[str, str]:
     }
     if not available():
         return {**facts, "compiled loops": "off: plain torch computes everything"}
-    from coulomb.kernels import linear
+    from coulomb.kernels import linear_attention
     from coulomb.kernels.gemm import vector_width
 
-    kept = getattr(linear.attend._cache, "cache_path", None)
+    kept = getattr(linear_attention.attend._cache, "cache_path", None)
     return {
         **facts,
         "vectors of the loops": f"{vector_width()} numbers",

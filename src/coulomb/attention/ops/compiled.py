@@ -95,7 +95,7 @@ class _Call(NamedTuple):
     loops: Any
     heads: int
     sides: tuple[_Rows, _Rows]
-    options: tuple[bool, float, bool]
+    options: tuple[bool, float, int]
     inputs: tuple[Any, ...]
     shape: tuple[Any, ...]
 
@@ -118,39 +118,37 @@ def _threads(units: int, size: int) -> int:
     return threads_for(units, size / _PER_SECOND)
 
 
-def _loops(kind: str) -> Any:
-    # Importing them imports numba.
-    if kind == "linear":
-        from coulomb.kernels import linear
+def _loops() -> Any:
+    # Only here: this imports numba.
+    from coulomb.kernels import linear_attention
 
-        return linear
-    from coulomb.kernels import causal
-
-    return causal
+    return linear_attention
 
 
 def _call(
     kind: str, problem: Problem, tensors: Sequence[Any], key_mask: Tensor | None
 ) -> _Call:
     q, k, v, log_weight, positions, offsets, key_positions, key_offsets = tensors
-    sides = _rows(problem, q), _rows(problem, k)
+    loops, sides = _loops(), (_rows(problem, q), _rows(problem, k))
+    lengths = np.diff(sides[0].bounds)
+    # A state for each sequence or, if causal, for each span but the first.
+    if kind == "linear":
+        states = np.ones_like(lengths)
+    else:
+        states = np.maximum(lengths - 1, 0) // loops.SPAN
+    bounds = *(side.bounds for side in sides), np.concatenate([[0], states.cumsum()])
     sizes = q.shape[-1], v.shape[-1], positions.shape[1]
-    shape: tuple[Any, ...] = (tuple(side.bounds for side in sides), sizes)
-    loops: Any = _loops(kind)
-    if kind != "linear":
-        spans = np.maximum(np.diff(sides[0].bounds) - 1, 0) // loops.SPAN
-        shape = (*shape, np.concatenate([[0], np.cumsum(spans)]))
     mask = np.empty(0, np.bool_) if key_mask is None else _array(key_mask).reshape(-1)
-    particles = positions, key_positions, offsets, key_offsets
-    places = sides[0].place(q), sides[1].place(k), sides[1].place(v)
+    particles = (positions, offsets), (key_positions, key_offsets)
     inputs = (
-        *places,
-        tuple(_array(x).reshape(-1) for x in particles),
+        *(sides[0].place(q), sides[1].place(k), sides[1].place(v)),
+        tuple(tuple(_array(x).reshape(-1) for x in side) for side in particles),
         mask,
         _by_head(log_weight),
     )
-    options = (*_options(problem.feature_map), kind == "quadratic")
-    return _Call(loops, q.shape[1], sides, options, inputs, shape)
+    order = {"linear": loops.LINEAR, "causal": loops.CAUSAL, "quadratic": loops.SQUARE}
+    options = (*_options(problem.feature_map), order[kind])
+    return _Call(loops, q.shape[1], sides, options, inputs, (bounds, sizes))
 
 
 def _by_head(x: Tensor | None) -> _Array:
@@ -177,13 +175,8 @@ def forward(
     dim_v, features = call.shape[1][1:]
     n, m = call.tokens
     row = features + 16 if problem.keep else 0
-    sizes = [n * row, m * row, n, m]
-    if kind == "linear":
-        sequences = len(call.sides[0].bounds) - 1
-        sizes += [sequences * features * dim_v, sequences * features]
-    else:
-        later = int(call.shape[2][-1]) if problem.backward else 0
-        sizes += [later * features * (dim_v + 1)]
+    states = int(call.shape[0][2][-1]) if problem.backward else 0
+    sizes = n * row, m * row, n, m, states * features * (dim_v + 1)
     kept = tuple(torch.empty(call.heads * size).numpy() for size in sizes)
     target = call.sides[0].place(out)
     exact: list[bool] = []
@@ -215,12 +208,15 @@ def backward(
     positions, offsets, key_positions, key_offsets = grads[4:]
     if tensors[6] is None:
         key_positions = positions
-    particles = positions, key_positions, offsets, key_offsets
+    particles = (positions, offsets), (key_positions, key_offsets)
     targets = (
         queries.place(grads[0]),
         keys.place(grads[1]),
         keys.place(grads[2]),
-        tuple(_NONE if x is None else x.view(-1).numpy() for x in particles),
+        tuple(
+            tuple(_NONE if x is None else x.view(-1).numpy() for x in side)
+            for side in particles
+        ),
         _NONE if given is None else given.view(-1).numpy(),
     )
     # The sequences of a head add to the same particles, one after the other.
@@ -260,7 +256,7 @@ def decode(
         return None
     if not _knows(feature_map):
         return None
-    loops: Any = _loops("causal")
+    loops = _loops()
     # Heads that share their particles do not get a copy each.
     positions = positions[0] if positions.stride(0) == 0 else positions
     shared = positions.dim() == 2
