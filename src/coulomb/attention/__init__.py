@@ -9,7 +9,9 @@ from coulomb.attention.layers.baselines import Linformer, Performer, SoftmaxAtte
 from coulomb.attention.layers.kernel import KernelAttention
 from coulomb.attention.layers.replace import replace_attention
 from coulomb.attention.ops.api import (
+    attention_weights,
     kernel_attention,
+    kernel_weights,
     linear_attention,
     packed_attention,
 )
@@ -19,7 +21,6 @@ from coulomb.attention.ops.decoding import (
     init_state,
     prefill,
 )
-from coulomb.attention.ops.reference import attention_weights, kernel_weights
 
 __all__ = [
     "PAPER",

@@ -450,7 +450,7 @@ def _attend_block(place, features, v, out, sides, sums, sizes, work):
 
 @helper(SUMS)
 def _attend_causal(options, sizes, data, own, sides, work):
-    """Attend block by block; give the largest exponent of keys, and if all is finite."""
+    """Attend block by block; give the largest exponent of keys, if all is finite."""
     favor, square = options
     dim, dim_v, n = sizes
     q, k, v, out, alive, given = data
@@ -988,4 +988,3 @@ def decode(options, shape, positions, token, state, new_state, out, first, end):
         for c in range(dim_v):
             total = _step(old[c], factors, a_q, a_k, v[group, c], new[c])
             target[group, c] = total * inverse
-

@@ -5,10 +5,10 @@ import torch
 from layer_cases import close, make_layer, normal
 from torch import nn
 
-from coulomb.attention import kernel_weights
+import attention_twins as twins
+from coulomb.attention import attention_weights, kernel_weights
 from coulomb.attention.layers.baselines import Linformer, Performer, SoftmaxAttention
 from coulomb.attention.layers.kernel import KernelAttention
-from coulomb.attention.ops import reference
 from coulomb.dynamics.initial import Gaussian, Orthogonal
 from coulomb.features import Particles, feature_maps, projections
 
@@ -27,7 +27,7 @@ def test_equals_the_quadratic_twin(name, causal, qkv):
     q, k, v = layer.project(x, x, x)
     operands = (q, k, layer.as_particles(), name, ~padding)
     close(weights, kernel_weights(*operands, causal=causal))
-    twin = reference.kernel_attention(
+    twin = twins.kernel_attention(
         q, k, v, layer.as_particles(), name, ~padding, causal=causal
     )
     close(out, layer.join(twin))
@@ -59,7 +59,7 @@ def test_halves_of_untied_particles_meet_queries_and_keys(name):
         for part in layer.particles.detach().split(half, dim=-1)
     )
     features = phi(q, asking), phi(k, asked)
-    close(weights, reference.attention_weights(*features, ~padding))
+    close(weights, attention_weights(*features, ~padding))
     assert not torch.allclose(weights, weights.mT)
 
 
@@ -165,7 +165,7 @@ def test_a_map_of_ones_own():
     close(weights.sum(dim=-1), torch.ones(2, 5, dtype=torch.float64))
     q, k, v = layer.project(x, x, x)
     particles = Particles(layer.particles)
-    close(out, layer.join(reference.kernel_attention(q, k, v, particles, relu)))
+    close(out, layer.join(twins.kernel_attention(q, k, v, particles, relu)))
 
 
 @pytest.mark.parametrize("qkv", ["learned", "shared"])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from attention_cases import gradients, make_case, padding
 
+import attention_twins as twins
 from coulomb.attention import (
     decode_step,
     init_state,
@@ -16,7 +17,6 @@ from coulomb.attention import (
     prefill,
 )
 from coulomb.attention.ops import compiled as _compiled
-from coulomb.attention.ops import reference
 from coulomb.features import Particles, SoftmaxFeatures
 from coulomb.kernels import available
 
@@ -58,9 +58,7 @@ def attend(name, **options):
 
 def twin(name, case, key_mask=None, causal=False):
     def run(q, k, v, particles):
-        return reference.kernel_attention(
-            q, k, v, particles, name, key_mask, causal=causal
-        )
+        return twins.kernel_attention(q, k, v, particles, name, key_mask, causal=causal)
 
     double = case._replace(
         **{x: getattr(case, x).double() for x in "qkv"},
@@ -151,7 +149,7 @@ def test_sides_offsets_and_weights(name, kind, n, masked, kept, kinds, monkeypat
         **{x: getattr(case, x).double() for x in "qkv"},
         particles=doubled(case.particles),
     )
-    twin = with_sides(reference.kernel_attention, name, wide, doubled(sides), **options)
+    twin = with_sides(twins.kernel_attention, name, wide, doubled(sides), **options)
     assert_close(ours, twin)
 
 
@@ -166,9 +164,7 @@ def test_weights_far_apart_are_left_to_torch(name, kinds):
         **{x: getattr(case, x).double() for x in "qkv"},
         particles=doubled(case.particles),
     )
-    assert_close(
-        ours, with_sides(reference.kernel_attention, name, wide, doubled(sides))
-    )
+    assert_close(ours, with_sides(twins.kernel_attention, name, wide, doubled(sides)))
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -201,7 +197,7 @@ def test_packed_sequences(name, bounds, causal, weighted, kept, kinds, monkeypat
         **{x: getattr(case, x).double() for x in "qkv"},
         particles=doubled(case.particles),
     )
-    assert_close(ours, gradients(partial(run, reference.packed_attention), wide))
+    assert_close(ours, gradients(partial(run, twins.packed_attention), wide))
 
 
 @pytest.mark.parametrize("name", NAMES)

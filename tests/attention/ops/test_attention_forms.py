@@ -6,6 +6,7 @@ import pytest
 import torch
 from attention_cases import MAPS, gradients, make_case, padding
 
+import attention_twins as twins
 from coulomb.attention import (
     attention_weights,
     kernel_attention,
@@ -13,7 +14,6 @@ from coulomb.attention import (
     linear_attention,
     packed_attention,
 )
-from coulomb.attention.ops import reference
 from coulomb.features import Particles, as_feature_map
 
 FORMS = ["linear", "quadratic", "auto"]
@@ -42,7 +42,7 @@ def test_equals_its_twin_in_value_and_gradient(name, form, causal, masked):
     case = make_case(name, batch=3, n=9)
     options = {"key_mask": padding(case) if masked else None, "causal": causal}
     ours = gradients(call(kernel_attention, name), case, form=form, **options)
-    twin = gradients(call(reference.kernel_attention, name), case, **options)
+    twin = gradients(call(twins.kernel_attention, name), case, **options)
     for a, b in zip(ours, twin, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
@@ -53,7 +53,7 @@ def test_equals_its_twin_over_several_blocks_of_rows(name, causal):
     case = make_case(name, **SEVERAL_BLOCKS)
     options = {"key_mask": padding(case), "causal": causal}
     ours = gradients(call(kernel_attention, name), case, form="linear", **options)
-    twin = gradients(call(reference.kernel_attention, name), case, **options)
+    twin = gradients(call(twins.kernel_attention, name), case, **options)
     for a, b in zip(ours, twin, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
 
@@ -93,7 +93,7 @@ def test_given_features(form, causal):
         return function(q, k, v, mask, causal=causal, **options)
 
     ours = gradients(partial(run, linear_attention), phi, form=form)
-    twin = gradients(partial(run, reference.linear_attention), phi)
+    twin = gradients(partial(run, twins.linear_attention), phi)
     for a, b in zip(ours, twin, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
@@ -104,7 +104,7 @@ def test_given_features(form, causal):
 def test_cross_attention(name, form, n, m):
     case = make_case(name, n=n, m=m)
     ours = gradients(call(kernel_attention, name), case, form=form)
-    twin = gradients(call(reference.kernel_attention, name), case)
+    twin = gradients(call(twins.kernel_attention, name), case)
     for a, b in zip(ours, twin, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -119,7 +119,7 @@ def test_packed_equals_separate_sequences(name, causal):
     bounds = torch.tensor([0, 4, 4, 5, 85, 90])
     options = {"cu_seqlens": bounds, "causal": causal}
     ours = gradients(call(packed_attention, name), case, **options)
-    twin = gradients(call(reference.packed_attention, name), case, **options)
+    twin = gradients(call(twins.packed_attention, name), case, **options)
     for a, b in zip(ours, twin, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
@@ -163,7 +163,7 @@ def test_custom_map():
         return (x @ particles.positions.transpose(-1, -2)).square()
 
     ours = gradients(call(kernel_attention, square), case)
-    twin = gradients(call(reference.kernel_attention, square), case)
+    twin = gradients(call(twins.kernel_attention, square), case)
     for a, b in zip(ours, twin, strict=True):
         torch.testing.assert_close(a, b)
 

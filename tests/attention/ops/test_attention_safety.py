@@ -6,13 +6,13 @@ import pytest
 import torch
 from attention_cases import MAPS, gradients, make_case, padding
 
+import attention_twins as twins
 from coulomb.attention import (
     kernel_attention,
     kernel_weights,
     linear_attention,
     packed_attention,
 )
-from coulomb.attention.ops import reference
 from coulomb.features import Particles, feature_maps
 
 POSITIVE = [name for name in MAPS if feature_maps.build(name).positive]
@@ -78,7 +78,7 @@ def test_far_features_keep_output_and_gradients(name, causal, form, scale, dtype
 @pytest.mark.parametrize("name", LOGARITHMIC)
 def test_the_twin_is_exact_at_every_norm(name, causal, scale, dtype):
     case = scaled_case(name, scale, dtype)
-    out = reference.kernel_attention(*case, name, causal=causal)
+    out = twins.kernel_attention(*case, name, causal=causal)
     double = [x.double() for x in case[:3]]
     particles = Particles(*(x.double() for x in case.particles))
     expected = log_twin(*double, particles, causal, name)
@@ -93,7 +93,7 @@ def test_twins_without_keys(name, causal):
     mask = torch.ones(2, 0, dtype=torch.bool)
     for key_mask in (None, mask):
         options = {"key_mask": key_mask, "causal": causal}
-        out = reference.kernel_attention(*case, name, **options)
+        out = twins.kernel_attention(*case, name, **options)
         assert torch.equal(out, torch.zeros_like(case.q[..., :2]))
         rows = kernel_weights(*case[:2], case.particles, name, **options)
         assert rows.shape == (2, 2, case.q.shape[2], 0)
@@ -129,7 +129,7 @@ def test_a_huge_key_does_not_erase_the_rows_before_it():
 def test_the_stabiliser_cancels():
     case = make_case("favor", n=20)
     out = kernel_attention(*case, "favor")
-    torch.testing.assert_close(out, reference.kernel_attention(*case, "favor"))
+    torch.testing.assert_close(out, twins.kernel_attention(*case, "favor"))
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -4,6 +4,7 @@ import pytest
 import torch
 from attention_cases import MAPS, make_case, padding
 
+import attention_twins as twins
 from coulomb.attention import (
     decode_step,
     init_state,
@@ -12,7 +13,6 @@ from coulomb.attention import (
     packed_attention,
     prefill,
 )
-from coulomb.attention.ops import reference
 from coulomb.features import Particles, feature_maps
 
 POSITIVE = [name for name in MAPS if feature_maps.build(name).positive]
@@ -58,7 +58,7 @@ def test_equals_its_twin_in_value_and_gradient(name, form, causal, masked):
     options = {"key_mask": padding(case) if masked else None, "causal": causal}
     ours = results(kernel_attention, case, *others, name, form=form, **options)
     assert_all_close(
-        ours, results(reference.kernel_attention, case, *others, name, **options)
+        ours, results(twins.kernel_attention, case, *others, name, **options)
     )
 
 
@@ -74,7 +74,7 @@ def test_equals_its_twin_over_several_blocks(name, causal, kept, monkeypatch):
     ours = results(
         kernel_attention, case, keys, weights, name, form="linear", **options
     )
-    twin = results(reference.kernel_attention, case, keys, weights, name, **options)
+    twin = results(twins.kernel_attention, case, keys, weights, name, **options)
     assert_all_close(ours, twin, rtol=1e-7, atol=1e-9)
 
 
@@ -88,7 +88,7 @@ def test_packed_sequences(name, causal):
     weights = weights.squeeze(0).t()
     options = {"cu_seqlens": torch.tensor([0, 4, 4, 5, 85, 90]), "causal": causal}
     ours = results(packed_attention, case, keys, weights, name, **options)
-    twin = results(reference.packed_attention, case, keys, weights, name, **options)
+    twin = results(twins.packed_attention, case, keys, weights, name, **options)
     assert_all_close(ours, twin)
 
 
@@ -155,7 +155,7 @@ def test_weights_may_be_of_any_size(name, causal):
         kernel_attention, case, keys, weights + 1e4, name, causal=causal, form="linear"
     )
     truth = results(
-        reference.kernel_attention, double, Particles(*(x.double() for x in keys)),
+        twins.kernel_attention, double, Particles(*(x.double() for x in keys)),
         (weights + 1e4).double(), name, causal=causal,
     )  # fmt: skip
     if name in ("favor", "softmaxfeat", "sigmoid2"):

@@ -7,8 +7,9 @@ import pytest
 import torch
 from attention_cases import gradients, make_case
 
+import attention_twins as twins
 from coulomb.attention import kernel_attention
-from coulomb.attention.ops import api, reference, tuning
+from coulomb.attention.ops import api, tuning
 from coulomb.attention.ops import compiled as _compiled
 from coulomb.features import Particles
 from coulomb.kernels import available
@@ -168,7 +169,7 @@ def test_every_choice_gives_the_same(kind, engine, causal, folder, monkeypatch):
         return attention(q, k, v, particles, "favor", causal=causal)
 
     ours = gradients(lambda *x: run(kernel_attention, *x), case)
-    twin = gradients(lambda *x: run(reference.kernel_attention, *x), wide)
+    twin = gradients(lambda *x: run(twins.kernel_attention, *x), wide)
     assert taken == [engine]
     for a, b in zip(ours, twin, strict=True):
         close = {"rtol": 2e-4, "atol": 2e-5 * float(b.abs().max())}

@@ -20,7 +20,11 @@ from coulomb.attention.layers.base import (
     check_input,
     real_keys,
 )
-from coulomb.attention.ops.api import kernel_attention, packed_attention
+from coulomb.attention.ops.api import (
+    kernel_attention,
+    kernel_weights,
+    packed_attention,
+)
 from coulomb.attention.ops.checks import FeatureMap, must_be_traceable
 from coulomb.attention.ops.decoding import (
     AttentionState,
@@ -28,7 +32,6 @@ from coulomb.attention.ops.decoding import (
     init_state,
     prefill,
 )
-from coulomb.attention.ops.reference import kernel_weights
 from coulomb.dynamics.initial import (
     AbstractLaw,
     Orthogonal,

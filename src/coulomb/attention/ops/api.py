@@ -148,6 +148,103 @@ def kernel_attention(
     return _attend(inputs, form)
 
 
+def attention_weights(
+    phi_q: Tensor,
+    phi_k: Tensor,
+    key_mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+) -> Tensor:
+    """Write the attention matrix out, `A_ij = phi(q_i).phi(k_j) / phi(q_i).z`.
+
+    Parameters
+    ----------
+    phi_q, phi_k
+        Features, shapes `(batch, heads, n, n_features)` and
+        `(batch, heads, m, n_features)`.
+    key_mask
+        Shape `(batch, m)`, True = real token; None if all are.
+    causal
+        Whether query i sees the keys j <= i only.
+
+    Returns
+    -------
+    Tensor
+        Shape `(batch, heads, n, m)`; rows sum to one, or to zero without a real key.
+
+    Examples
+    --------
+    >>> phi = torch.ones(1, 1, 2, 3)
+    >>> attention_weights(phi, phi, causal=True)
+    tensor([[[[1.0000, 0.0000],
+              [0.5000, 0.5000]]]])
+    """
+    checks.check_mask(key_mask, phi_k)
+    return _normalised(phi_q @ phi_k.transpose(-1, -2), key_mask, causal)
+
+
+def _normalised(products: Tensor, key_mask: Tensor | None, causal: bool) -> Tensor:
+    if key_mask is not None:
+        products = products.masked_fill(~key_mask[:, None, None, :], 0)
+    if causal:
+        products = products.tril()
+    total = products.sum(dim=-1, keepdim=True)
+    return torch.where(total == 0, 0, products / torch.where(total == 0, 1, total))
+
+
+def kernel_weights(
+    q: Tensor,
+    k: Tensor,
+    particles: Particles,
+    feature_map: FeatureMap,
+    key_mask: Tensor | None = None,
+    *,
+    key_particles: Particles | None = None,
+    key_log_weight: Tensor | None = None,
+    causal: bool = False,
+) -> Tensor:
+    """Write out the attention matrix that `kernel_attention` implies.
+
+    Parameters
+    ----------
+    q, k
+        Queries `(batch, heads, n, dim)` and keys `(batch, heads, m, dim)`.
+    particles, feature_map
+        As in `kernel_attention`.
+    key_mask
+        Shape `(batch, m)`, True = real token; None if all are.
+    key_particles, key_log_weight
+        As in `kernel_attention`.
+    causal
+        Whether query i sees the keys j <= i only.
+
+    Returns
+    -------
+    Tensor
+        Shape `(batch, heads, n, m)`.
+
+    Examples
+    --------
+    >>> x = torch.zeros(1, 1, 2, 3)
+    >>> kernel_weights(x, x, Particles(torch.ones(4, 3)), "favor")
+    tensor([[[[0.5000, 0.5000],
+              [0.5000, 0.5000]]]])
+    """
+    options = key_mask, key_particles, key_log_weight
+    inputs = check_inputs((q, k, k), particles, feature_map, *options)
+    phi_q, phi_k, logs = traceable.feature_pair(inputs._replace(causal=causal))
+    products = phi_q @ phi_k.transpose(-1, -2)
+    if logs is not None and k.shape[2]:
+        highest = logs.cummax(dim=-1).values
+        highest = highest if causal else highest[..., -1:]
+        factors = logs.unsqueeze(-2) - highest.unsqueeze(-1)
+        if causal:
+            future = torch.ones_like(factors, dtype=torch.bool).triu(1)
+            factors = factors.masked_fill(future, -torch.inf)
+        products = products * factors.exp()
+    return _normalised(products, key_mask, causal)
+
+
 def _attend(inputs: Inputs, form: str) -> Tensor:
     with checks.full_precision(inputs.v):
         if checks.must_be_traceable(inputs.v):
