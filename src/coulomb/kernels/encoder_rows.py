@@ -224,14 +224,6 @@ def slope_rows(grad, slope, total):
 
 
 @entry(SUMS)
-def drop_rows(x, drop):
-    """Drop elements of `x` in place."""
-    key, threshold, scale = _u(drop[0]), _u(drop[1]), _f(drop[2])
-    for t in range(x.shape[0]):
-        _drop_row(x[t], t * x.shape[1], key, threshold, scale)
-
-
-@entry(SUMS)
 def pool_rows(x, weights, bounds, out):
     """Add up weights[t] x[t] over the rows of each sequence."""
     for s in range(out.shape[0]):

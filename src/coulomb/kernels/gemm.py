@@ -107,19 +107,20 @@ def _clamped_rows(builder: Any, rows: list[Any], count: int) -> list[Any]:
     return offsets
 
 
-def _tile_intrinsic(n_rows: int, lanes: int, *, add: bool) -> Any:
+def _tile_intrinsic(n_rows: int, lanes: int) -> Any:
     """Make the function that sets a tile of rows by two vectors, or adds to it.
 
     `left` is where the rows of `a` begin, their distance, the first of the tile and how
     many there are, and `target` the same of `out`. `pair` holds where the two vectors
     of a row of `b` begin, and those of `out` after the beginning of its row; `along`
-    the distances of summands in `a` and in `b`, and how many there are.
+    the distances of summands in `a` and in `b`, and how many there are; `add` is
+    whether to begin with what is there.
     """
     vector = ir.VectorType(_FLOAT, lanes)
     zeros = ir.Constant(vector, [0.0] * lanes)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        a, b, out, left, target, pair, (step, stride, count) = _unpack(
+        a, b, out, left, target, pair, (step, stride, count), add = _unpack(
             context, builder, signature, arguments
         )
         rows = _clamped_rows(builder, left, n_rows)
@@ -128,8 +129,10 @@ def _tile_intrinsic(n_rows: int, lanes: int, *, add: bool) -> Any:
             for row in _clamped_rows(builder, target, n_rows)
             for column in pair[2:]
         ]
-        begin = [builder.load(place, align=4) if add else zeros for place in places]
-        totals = _accumulators(builder, begin)
+        totals = _accumulators(builder, [zeros] * len(places))
+        with builder.if_then(add):
+            for total, place in zip(totals, places, strict=True):
+                builder.store(builder.load(place, align=4), total)
         with cgutils.for_range(builder, count) as loop:
             below = builder.mul(loop.index, stride)
             both = [
@@ -146,17 +149,15 @@ def _tile_intrinsic(n_rows: int, lanes: int, *, add: bool) -> Any:
             builder.store(builder.load(total), place, align=4)
         return context.get_dummy_value()
 
-    def tile(typing, a, b, out, left, target, pair, along):
-        return types.void(a, b, out, left, target, pair, along), generate
+    def tile(typing, a, b, out, left, target, pair, along, add):
+        return types.void(a, b, out, left, target, pair, along, add), generate
 
     return intrinsic(tile)
 
 
-_set_tile = _tile_intrinsic(_NARROW_ROWS, _LANES, add=False)
-_add_tile = _tile_intrinsic(_NARROW_ROWS, _LANES, add=True)
-_set_wide_tile = _tile_intrinsic(_WIDE_ROWS, PANEL, add=False)
-_add_wide_tile = _tile_intrinsic(_WIDE_ROWS, PANEL, add=True)
-_mix_tile = _tile_intrinsic(_FEW_ROWS, _LANES, add=False)
+_tile = _tile_intrinsic(_NARROW_ROWS, _LANES)
+_wide_tile = _tile_intrinsic(_WIDE_ROWS, PANEL)
+_mix_tile = _tile_intrinsic(_FEW_ROWS, _LANES)
 
 
 @intrinsic
@@ -208,6 +209,15 @@ def aligned(size):
 
 
 @helper(SUMS)
+def longest(bounds):
+    """Give the length of the longest sequence."""
+    most = 0
+    for b in range(bounds.shape[0] - 1):
+        most = max(most, bounds[b + 1] - bounds[b])
+    return most
+
+
+@helper(SUMS)
 def _four_rows(i, n, start, stride):
     """Offsets of four rows from i on; those beyond the last are the last again."""
     r1, r2, r3 = min(i + 1, n - 1), min(i + 2, n - 1), min(i + 3, n - 1)
@@ -227,18 +237,12 @@ def _multiply(a, left, b, right, out, target, count, add):
         first, column = b0 + 2 * p * pb, 2 * p * po
         pair = (first, first + pb, column, column + po)
         for i in range(0, n, _WIDE_ROWS):
-            if add:
-                _add_wide_tile(a, b, out, (a0, ra, i, n), (o0, ro, i, n), pair, along)
-            else:
-                _set_wide_tile(a, b, out, (a0, ra, i, n), (o0, ro, i, n), pair, along)
+            _wide_tile(a, b, out, (a0, ra, i, n), (o0, ro, i, n), pair, along, add)
     for p in range(2 * pairs, panels):
         first, column = b0 + p * pb, p * po
         pair = (first, first + _LANES, column, column + _LANES)
         for i in range(0, n, _NARROW_ROWS):
-            if add:
-                _add_tile(a, b, out, (a0, ra, i, n), (o0, ro, i, n), pair, along)
-            else:
-                _set_tile(a, b, out, (a0, ra, i, n), (o0, ro, i, n), pair, along)
+            _tile(a, b, out, (a0, ra, i, n), (o0, ro, i, n), pair, along, add)
 
 
 @helper(SUMS)
@@ -279,7 +283,7 @@ def mix(weights, transposed, n, b, j0, cb, m, width, out, i0, co):
         for c in range(0, most, PANEL):
             first, column = j0 * lb + cb + c, co + c
             pair = (first, first + _LANES, column, column + _LANES)
-            _mix_tile(weights, b, out, left, target, pair, summands)
+            _mix_tile(weights, b, out, left, target, pair, summands, False)
     if most < width:
         for i in range(n):
             for c in range(most, width):

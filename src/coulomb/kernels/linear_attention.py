@@ -37,6 +37,7 @@ from coulomb.kernels.gemm import (
     aligned,
     copy_panels,
     flip_panels,
+    longest,
     multiply,
     transpose_panels,
 )
@@ -98,15 +99,6 @@ def group_rows(bounds, group):
     head, sequence = group // batch, group % batch
     before = head * bounds[batch]
     return before + bounds[sequence], before + bounds[sequence + 1]
-
-
-@helper(SUMS)
-def longest(bounds):
-    """Give the length of the longest sequence."""
-    most = 0
-    for b in range(bounds.shape[0] - 1):
-        most = max(most, bounds[b + 1] - bounds[b])
-    return most
 
 
 @helper(SUMS)
@@ -485,6 +477,21 @@ def _attend_causal(options, sizes, data, own, sides, work):
     return top + spread, finite
 
 
+@helper(SUMS)
+def _own_parts(kept, bounds, group, sizes):
+    """Give the keys of a group, first and end, and what is kept of it."""
+    e_q, e_k, inverses, weights, states = kept
+    _, dim_v, n = sizes
+    rows, key_rows = group_rows(bounds[0], group), group_rows(bounds[1], group)
+    return key_rows, (
+        _part(e_q, rows, row_stride(n)),
+        _part(e_k, key_rows, row_stride(n)),
+        _part(inverses, rows, 1),
+        _part(weights, key_rows, 1),
+        _part(states, group_rows(bounds[2], group), n * (dim_v + 1)),
+    )
+
+
 @entry(SUMS)
 def attend(options, inputs, shape, kept, out, limit, first, end):
     """Attend in the groups from `first` to `end`; give whether nothing was lost.
@@ -502,7 +509,6 @@ def attend(options, inputs, shape, kept, out, limit, first, end):
     q, k, v, particles, mask, given = inputs
     bounds, sizes = shape
     dim, dim_v, n = sizes
-    e_q, e_k, inverses, weights, states = kept
     stride, batch, size = row_stride(n), bounds[0].shape[0] - 1, n * (dim_v + 1)
     all_alive = np.empty(longest(bounds[1]), np.bool_)
     sides = _make_sides(particles, n * dim, n)
@@ -518,22 +524,18 @@ def attend(options, inputs, shape, kept, out, limit, first, end):
         begins = group == first or group % batch == 0
         if begins and not _load_sides(particles, group // batch, sizes, scale, sides):
             return False
-        rows, key_rows = group_rows(bounds[0], group), group_rows(bounds[1], group)
-        own = (
-            _part(e_q, rows, stride),
-            _part(e_k, key_rows, stride),
-            _part(inverses, rows, 1),
-            _part(weights, key_rows, 1),
-            _part(states, group_rows(bounds[2], group), size),
-        )
+        key_rows, own = _own_parts(kept, bounds, group, sizes)
         alive = all_alive[: key_rows[1] - key_rows[0]]
         mask_rows(mask, bounds[1][group % batch], alive)
         place = (group, batch)
-        left, right = (
-            (rows_of(q, place), rows_of(k, place)),
-            (rows_of(v, place), rows_of(out, place)),
+        data = (
+            rows_of(q, place),
+            rows_of(k, place),
+            rows_of(v, place),
+            rows_of(out, place),
+            alive,
+            _part(given, key_rows, 1),
         )
-        data = (*left, *right, alive, _part(given, key_rows, 1))
         if kind == LINEAR:
             top, finite = _attend_linear(favor, sizes, data, own, sides, work)
         else:
@@ -830,7 +832,6 @@ def attend_back(options, inputs, shape, kept, outputs, grads, first, end):
     q, k, v, particles, _, given = inputs
     bounds, sizes = shape
     dim, dim_v, n = sizes
-    e_q, e_k, inverses, weights, states = kept
     grad_q, grad_k, grad_v, grad_particles, grad_given = grads
     stride, size, batch = row_stride(n), n * (dim_v + 1), bounds[0].shape[0] - 1
     about = (options[0], scale, kind == SQUARE, given.shape[0])
@@ -840,7 +841,7 @@ def attend_back(options, inputs, shape, kept, outputs, grads, first, end):
         key_panels = aligned(n * dim)
     # Features of a span are used twice, those of a block of the linear form once.
     deep = BLOCK if kind == LINEAR else min(SPAN, longest(bounds[0]))
-    deep = 0 if e_q.shape[0] else deep
+    deep = 0 if kept[0].shape[0] else deep
     wide = BLOCK if kind == LINEAR else SPAN
     grad_state, state = aligned(size), aligned(size)
     work = (
@@ -867,14 +868,7 @@ def attend_back(options, inputs, shape, kept, outputs, grads, first, end):
             _back_side(query_panels, grad_particles[0], head, sizes),
             _back_side(key_panels, grad_particles[1], head, sizes),
         )
-        rows, key_rows = group_rows(bounds[0], group), group_rows(bounds[1], group)
-        own = (
-            _part(e_q, rows, stride),
-            _part(e_k, key_rows, stride),
-            _part(inverses, rows, 1),
-            _part(weights, key_rows, 1),
-            _part(states, group_rows(bounds[2], group), size),
-        )
+        key_rows, own = _own_parts(kept, bounds, group, sizes)
         data = (
             rows_of(q, place),
             rows_of(k, place),

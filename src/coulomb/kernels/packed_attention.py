@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from coulomb.kernels.gemm import mix, products
+from coulomb.kernels.gemm import longest, mix, products
 from coulomb.kernels.jit import SUMS, entry, helper
 from coulomb.kernels.math import exp, exp_row, log1p, row_max, row_min, sincos
 
@@ -29,21 +29,13 @@ def _padded(n):
 
 
 @helper(SUMS)
-def _longest(bounds):
-    longest = 0
-    for s in range(bounds.shape[0] - 1):
-        longest = max(longest, bounds[s + 1] - bounds[s])
-    return longest
-
-
-@helper(SUMS)
 def _blocks(bounds):
     """Two square blocks for the longest sequence, and two rows."""
-    longest = _longest(bounds)
-    wide = _padded(longest)
+    most = longest(bounds)
+    wide = _padded(most)
     return (
-        np.zeros((longest, wide), _f),
-        np.zeros((longest, wide), _f),
+        np.zeros((most, wide), _f),
+        np.zeros((most, wide), _f),
         np.zeros(wide, _f),
         np.zeros(wide, _f),
     )
@@ -294,9 +286,9 @@ def attend_mixtures_back(
     rank, width, tokens = keys.shape[0], out.shape[1], out.shape[0]
     dim, wide, count = width // heads, shares.shape[1], bounds.shape[0] - 1
     scale = _f(1.0 / math.sqrt(dim))
-    longest = _longest(bounds)
-    scratch = np.zeros((longest, wide), _f)
-    pulled, spare = np.empty((rank, dim), _f), np.empty((rank, longest), _f)
+    most = longest(bounds)
+    scratch = np.zeros((most, wide), _f)
+    pulled, spare = np.empty((rank, dim), _f), np.empty((rank, most), _f)
     for head in range(heads):
         q = head * dim
         k, v = width + q, 2 * width + q

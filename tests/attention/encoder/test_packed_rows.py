@@ -29,10 +29,12 @@ def test_gelu_and_its_slope():
 
 def test_a_loop_drops_what_the_hash_says():
     dropout = make_dropout(9, 2, 0.25)
-    x = np.ones((50, 33), np.float32)
-    rows.drop_rows(x, (*dropout, dropout.scale))
+    slope = np.full((50, 33), 40, np.float32)  # where gelu is the identity
+    out, bias = np.empty_like(slope), np.zeros(33, np.float32)
+    rows.gelu_rows(slope, bias, (*dropout, dropout.scale), out)
     expected = kept(dropout, (50, 33)) * dropout.scale
-    np.testing.assert_allclose(x, expected, rtol=1e-6)
+    np.testing.assert_allclose(out / 40, expected, rtol=1e-6)
+    np.testing.assert_allclose(slope, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", [name for name in MAPS if name != "favor"])

@@ -12,6 +12,7 @@ from torch import Tensor
 from coulomb._support.checks import sequence_bounds
 from coulomb._support.errors import ParameterError
 from coulomb.attention.encoder.encoder import KernelEncoder
+from coulomb.attention.ops.blocked import padding
 
 IGNORED = -100  # the label of a token that has none, as in torch's cross-entropy
 
@@ -159,10 +160,8 @@ class Layout:
 
     def pad(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Write one sequence per row."""
-        steps = torch.arange(self.longest, device=x.device)
-        rows = self.cu_seqlens[:-1, None] + steps
-        mask = rows < self.cu_seqlens[1:, None]
-        rows = rows.masked_fill(~mask, 0)
+        ends = self.cu_seqlens[:-1], self.cu_seqlens[1:]
+        rows, mask = padding(*ends, self.longest)
         wide = mask.view(*mask.shape, *[1] * (x.dim() - 1))
         return x[rows].masked_fill(~wide, 0), mask
 

@@ -23,7 +23,7 @@ from coulomb._support.checks import (
 )
 from coulomb._support.errors import ParameterError, ParameterTypeError
 from coulomb._support.seeds import make_generator
-from coulomb.attention.ops.checks import must_be_traceable
+from coulomb.attention.ops.checks import check_float, must_be_traceable
 
 if TYPE_CHECKING:
     from coulomb.attention.encoder.layout import Layout
@@ -81,11 +81,7 @@ def make_linear(n_in: int, n_out: int, *, generator: torch.Generator) -> nn.Line
 
 def check_input(name: str, x: Tensor, width: int, dtype: torch.dtype) -> None:
     """Check that an input has a layer's width, and its precision without autocast."""
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise ParameterTypeError(
-            f"`{name}` must be a floating-point tensor; got {kind}."
-        )
+    check_float(name, x)
     if not x.dim() or x.shape[-1] != width:
         raise ParameterError(
             f"`{name}` must have {width} coordinates on its last axis, as the layer "

@@ -374,7 +374,7 @@ def choose_form(
         kinds = ["linear", "quadratic"] if form == "auto" else [form]
     # Packed, torch takes the cheaper for each block of sequences by itself.
     candidates = [(kind, "torch") for kind in kinds[: 1 if bounds else None]]
-    if compiled.knows(inputs.feature_map, inputs.tensors):
+    if compiled.knows(inputs):
         square = n == m or bounds is not None
         known = {"linear", "causal"} if form != "quadratic" else set()
         if square and longest <= compiled.LONGEST_SQUARE and not inputs.causal:

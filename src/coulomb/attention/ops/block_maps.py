@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -140,10 +140,6 @@ class BlockMap:
     unless the features of queries and keys lie too far apart.
     """
 
-    # Whether features of queries are exponentials: a factor of a feature can then be
-    # added to its shift as a logarithm.
-    exponential: ClassVar[bool] = False
-
     map: AbstractFeatureMap
     sides: tuple[Side, Side]  # what queries and what keys meet
     work: Workspace
@@ -254,8 +250,6 @@ class ExponentialMap(BlockMap):
     feature, so that the normaliser of a query is at least the sum of its own features
     and can neither overflow nor vanish.
     """
-
-    exponential: ClassVar[bool] = True
 
     @property
     def scale(self) -> float:

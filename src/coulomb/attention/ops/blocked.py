@@ -22,6 +22,7 @@ from coulomb.attention.ops.block_maps import (
     ABSENT,
     FRESH,
     BlockMap,
+    ExponentialMap,
     KeyRows,
     Pull,
     Workspace,
@@ -148,9 +149,8 @@ class Gradients(NamedTuple):
 class Saved(NamedTuple):
     """What the backward pass of a block needs beside its inputs and outputs."""
 
-    normaliser: Tensor | None = None  # (groups, n, 1), infinite where no key is real
+    normaliser: Tensor  # (groups, n, 1), infinite where no key is real
     sums: Tensor | None = None  # (groups, dim_v + 1, features)
-    weights: Tensor | None = None  # (groups, 1, features)
     shifts: list[Tensor] | None = None
     triangle: int = 0
     states: list[Tensor] | None = None  # sums before every few blocks, if causal
@@ -248,14 +248,6 @@ class Block(NamedTuple):
         keys, values = keys.masked_fill(dead, 0), values.masked_fill_(dead, 0)
         return KeyRows(keys, values, dead, log_weight)
 
-    def write_product(self, left: Tensor, right: Tensor, start: int, stop: int) -> None:
-        """Multiply into rows of the output, without a copy where possible."""
-        out = self.out[:, :, start:stop]
-        if out.shape[0] == 1 and out.dtype == left.dtype:
-            torch.bmm(left, right, out=out[0])
-        else:
-            out.copy_(_split_heads(torch.bmm(left, right), out))
-
     def write_ratio(self, sums: Tensor, normaliser: Tensor, start: int) -> None:
         """Divide numerators by normalisers; zero where there is nothing to divide."""
         stop = start + sums.shape[1]
@@ -266,16 +258,13 @@ class Block(NamedTuple):
         torch.div(_split_heads(sums, out)[..., :-1], _split_heads(total, out), out=out)
 
     def grad_rows(
-        self, grads: Gradients, normaliser: Tensor | None, start: int, stop: int
+        self, grads: Gradients, normaliser: Tensor, start: int, stop: int
     ) -> Tensor:
         """Differentiate the ratio: `g / D` of the numerator, `-(g . out) / D` of D."""
         g = self.rows(grads.out, start, stop)
         y = self.rows(self.out, start, stop)
         result = self.work.get("grad_sums", g.shape[0], g.shape[1], g.shape[2] + 1)
-        if normaliser is None:
-            result[..., :-1] = g
-        else:
-            torch.div(g, normaliser[:, start:stop], out=result[..., :-1])
+        torch.div(g, normaliser[:, start:stop], out=result[..., :-1])
         torch.sum(result[..., :-1] * y, dim=-1, out=result[..., -1])
         result[..., -1].neg_()
         return result
@@ -321,31 +310,10 @@ def _clear_padding(grads: Gradients, count: int) -> None:
             grad[:, :, count:] = 0
 
 
-def _fold(sums: Tensor, shift: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    # With exponential features, phi(q)' G / phi(q)' z = softmax(log phi(q) + log z)
-    # (G / z): a mean, over features, of mean values. Nothing is left to divide by.
-    weights = sums[:, -1:]
-    absent = weights == 0
-    logarithms = weights.log().masked_fill_(absent, ABSENT)
-    offset = logarithms if shift is None else logarithms.add_(shift)
-    weights = weights.masked_fill(absent, torch.inf)
-    return sums.div_(weights), weights, offset
-
-
-def _all_weights_in_range(sums: Tensor) -> bool:
-    weights = sums[:, -1:]
-    limit = torch.finfo(sums.dtype).tiny ** 0.5
-    if weights.numel() and float(weights.amin()) >= limit:
-        return True
-    lost = weights < limit
-    # Without a key there is nothing to lose.
-    return not bool((lost & (weights.amax(dim=-1, keepdim=True) > 0)).any())
-
-
 def linear_forward(features: BlockMap, block: Block, problem: Problem) -> Saved:
     """Sum keys, `[G z] = sum_j phi(k_j) [v_j 1]'`, then apply to the queries."""
     work = block.work
-    keep = problem.keep and features.exponential
+    keep = problem.keep and isinstance(features, ExponentialMap)
     kept_queries: list[Tensor] = []
     kept_keys: list[tuple[Tensor, Tensor | None]] = []
     sums = block.zero_sums(features)
@@ -361,35 +329,25 @@ def linear_forward(features: BlockMap, block: Block, problem: Problem) -> Saved:
         if keep:
             kept_keys.append((phi, shift))
         sums.baddbmm_(rows.values.transpose(1, 2), phi)
-    ranges = _ranges(block.q.shape[2], step)
-    if features.exponential:
-        exact = not features.retry or _all_weights_in_range(sums)
-        means, weights, offset = _fold(sums, shift)
-        columns = means[:, :-1].transpose(1, 2)
-        for start, stop in ranges:
-            work.slot = FRESH if keep else 0
-            phi, _ = features.queries(block.rows(block.q, start, stop), offset)
-            work.slot = 0
-            if keep:
-                kept_queries.append(phi)
-            block.write_product(phi, columns, start, stop)
-        return Saved(
-            sums=means,
-            weights=weights,
-            shifts=[offset] if shift is None else [offset, shift],
-            queries=kept_queries if keep else None,
-            keys=kept_keys if keep else None,
-            exact=exact,
-        )
     normaliser = work.zeros(block.groups, block.q.shape[2], 1)
-    for start, stop in ranges:
+    for start, stop in _ranges(block.q.shape[2], step):
+        work.slot = FRESH if keep else 0
         phi, _ = features.queries(block.rows(block.q, start, stop), shift)
+        work.slot = 0
+        if keep:
+            kept_queries.append(phi)
         outputs = work.get("outputs", phi.shape[0], phi.shape[1], sums.shape[1])
         torch.bmm(phi, sums.transpose(1, 2), out=outputs)
         block.write_ratio(outputs, normaliser, start)
-    exact = not features.retry or block.in_range(normaliser, causal=False)
-    shifts = None if shift is None else [shift, shift]
-    return Saved(normaliser, sums, shifts=shifts, exact=exact, logs=features.logs)
+    return Saved(
+        normaliser,
+        sums,
+        shifts=None if shift is None else [shift],
+        queries=kept_queries if keep else None,
+        keys=kept_keys if keep else None,
+        exact=not features.retry or block.in_range(normaliser, causal=False),
+        logs=features.logs,
+    )
 
 
 def linear_backward(
@@ -398,20 +356,18 @@ def linear_backward(
     """Pull the gradient back through the linear form, evaluating features again."""
     sums = saved.sums
     assert sums is not None
-    offset, shift = (*(saved.shifts or ()), None, None)[:2]
+    shift = saved.shifts[0] if saved.shifts else None
     grad_sums = torch.zeros_like(sums)
     step = block.row_count(sums.shape[2])
     for i, (start, stop) in enumerate(_ranges(block.q.shape[2], step)):
         queries = block.rows(block.q, start, stop)
         known = None if saved.queries is None else saved.queries[i]
-        phi, pull = features.queries(queries, offset, known)
+        phi, pull = features.queries(queries, shift, known)
         grad_rows = block.grad_rows(grads, saved.normaliser, start, stop)
         grad_sums.baddbmm_(grad_rows.transpose(1, 2), phi)
         grad_phi = block.work.get("grad_features", *phi.shape)
         torch.bmm(grad_rows, sums, out=grad_phi)
         _write(pull(grad_phi), grads.q, start)
-    if saved.weights is not None:
-        grad_sums.div_(saved.weights)
     columns = grad_sums if grads.log_weight is not None else grad_sums[:, :-1]
     columns = columns.transpose(1, 2)
     count = block.key_count()
@@ -548,7 +504,7 @@ def _causal_forward(
         # A row whose keys are all far below a later key of its block has lost digits.
         exact = block.in_range(normaliser, causal=True)
     about = shifts or None, triangle, states
-    return Saved(normaliser, None, None, *about, exact=exact, logs=features.logs)
+    return Saved(normaliser, None, *about, exact=exact, logs=features.logs)
 
 
 def causal_forward(features: BlockMap, block: Block, problem: Problem) -> Saved:

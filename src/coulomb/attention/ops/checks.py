@@ -78,7 +78,7 @@ def check_inputs(
         check_operands(("q", "k", "v"), operands, causal=causal)
         check_mask(key_mask, k)
     if key_log_weight is not None:
-        _check_float("key_log_weight", key_log_weight, "", key_log_weight.dim())
+        check_float("key_log_weight", key_log_weight)
         if key_log_weight.shape != k.shape[:-1]:
             raise ParameterError(
                 f"`key_log_weight` must have shape {tuple(k.shape[:-1])}, as `k` "
@@ -106,7 +106,7 @@ def check_inputs(
 
 
 def _offset(name: str, offsets: Tensor, particles: Particles) -> Particles:
-    _check_float(name, offsets, "", offsets.dim())
+    check_float(name, offsets)
     positions = particles.positions
     if offsets.shape != positions.shape[:-1]:
         raise ParameterError(
@@ -132,13 +132,14 @@ def check_form(form: str) -> None:
         raise unknown_name("form", form, FORMS)
 
 
-def _check_float(name: str, x: Any, dims: str, n_dims: int) -> None:
+def check_float(name: str, x: Any, dims: str = "", n_dims: int | None = None) -> None:
+    """Refuse what is no floating-point tensor, or has another number of axes."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise ParameterTypeError(
             f"`{name}` must be a floating-point tensor; got {kind}."
         )
-    if x.dim() != n_dims:
+    if n_dims is not None and x.dim() != n_dims:
         raise ParameterError(f"`{name}` must have shape {dims}; got {tuple(x.shape)}.")
 
 
@@ -148,7 +149,7 @@ def check_operands(
     """Check queries, keys and values `(batch, heads, length, dim)`."""
     q, k, v = operands
     for name, x in zip(names, operands, strict=True):
-        _check_float(name, x, "(batch, heads, length, dim)", 4)
+        check_float(name, x, "(batch, heads, length, dim)", 4)
     name_q, name_k, name_v = names
     check_kinds(name_q, name_k, q, k)
     if q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
@@ -186,7 +187,7 @@ def check_packed(q: Tensor, k: Tensor, v: Tensor, *, step: bool = False) -> None
     """Check packed queries, keys and values `(tokens, heads, dim)`, or one step's."""
     end, rows = ("_t", "batch") if step else ("", "tokens")
     for name, x in zip("qkv", (q, k, v), strict=True):
-        _check_float(name + end, x, f"({rows}, heads, dim)", 3)
+        check_float(name + end, x, f"({rows}, heads, dim)", 3)
     check_kinds(f"q{end}", f"k{end}", q, k)
     if q.shape != k.shape or q.shape[:2] != v.shape[:2]:
         raise ParameterError(
@@ -240,8 +241,7 @@ def check_particles(particles: Particles) -> None:
         )
     for name, part in zip(("positions", "phases"), particles, strict=True):
         if name == "positions" or part is not None:
-            n_dims = part.dim() if isinstance(part, Tensor) else 0
-            _check_float(f"particles.{name}", part, "", n_dims)
+            check_float(f"particles.{name}", part)
     if 0 in particles.positions.shape:
         raise ParameterError(
             "`particles.positions` must hold at least one particle with one "

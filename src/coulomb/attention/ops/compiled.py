@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coulomb.attention.ops.blocked import Problem
-from coulomb.attention.ops.checks import must_be_traceable
+from coulomb.attention.ops.checks import Inputs, must_be_traceable
 from coulomb.attention.ops.tuning import BLOCK
 from coulomb.features import AbstractFeatureMap
 from coulomb.kernels import available
@@ -42,22 +42,18 @@ def _knows(feature_map: AbstractFeatureMap) -> bool:
     return feature_map.exponential and available()
 
 
-def knows(feature_map: AbstractFeatureMap, tensors: Sequence[Tensor | None]) -> bool:
+def knows(inputs: Inputs) -> bool:
     """Say whether there are loops for a problem that are worth their import."""
-    q, k, v, _, positions = tensors[:5]
-    assert q is not None
-    assert k is not None
-    assert v is not None
-    assert positions is not None
+    (q, k, v), positions = inputs[:3], inputs.particles.positions
     return (
         (q.numel() + k.numel()) * positions.shape[1] >= _FEWEST
         and q.device.type == "cpu"
         and min(q.shape[-2], k.shape[-2], *q.shape[:2]) > 0
         and not any(size % 16 for size in (q.shape[-1], v.shape[-1]))
         and positions.shape[1] % 16 == 0
-        and all(x is None or x.dtype == torch.float32 for x in tensors)
+        and all(x is None or x.dtype == torch.float32 for x in inputs.tensors)
         and all(x.stride(-1) == 1 for x in (q, k, v))
-        and _knows(feature_map)
+        and _knows(inputs.feature_map)
     )
 
 
