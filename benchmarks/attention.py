@@ -1,9 +1,13 @@
 """Kernel attention against softmax, its own torch path and plain linear attention.
 
     python benchmarks/attention.py --quick
+    python benchmarks/attention.py --compiled --write docs/results/attention.md
     python benchmarks/attention.py --json zen4.json --only times,memory
-    python benchmarks/attention.py --json zen4.json --only shapes,packed,decode
-    python benchmarks/attention.py --write docs/results/attention.md zen4.json avx2.json
+    python benchmarks/attention.py --write docs/results/attention.md zen4.json
+
+The second measures everything, in about ten minutes on two idle cores, and writes the
+section of this processor; the sections of others stay. So does the last, with records
+that were made before.
 
 8 heads of 64 and M = 256 features in float32 unless a table says otherwise. All
 variants run in turns in one process and the best of several rounds counts, so that
@@ -19,6 +23,7 @@ import argparse
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -379,9 +384,14 @@ def crossover(rows: list[dict[str, Any]], name: str) -> float:
 def multiplications(row: dict[str, Any]) -> float:
     """Divide ours by those of SDPA."""
     n, dim, causal = row["length"], row["dim"], row["kind"] == "causal"
-    work = tuning.Work(2 * n, n * n, n, dim, dim, row["features"])
+    work = tuning.Work(2 * n, n * n, n, dim, dim, row["features"])  # of one head
     kinds = ("causal",) if causal else ("linear", "quadratic")
     return min(map(work.products, kinds)) / (n * n * dim * (1 if causal else 2))
+
+
+def least_speed(row: dict[str, Any]) -> float:
+    """Allow 1.3 times the ratio of multiplications, where softmax needs fewer."""
+    return min(1.0, 1 / (1.3 * multiplications(row)))
 
 
 def verdicts(record: dict[str, Any]) -> list[dict[str, Any]]:
@@ -448,24 +458,31 @@ def pair(times: dict[str, float], peer: str) -> str:
     return " / ".join("not run" if x is None else f"{x:.2f}" for x in found)
 
 
-def markdown(records: list[dict[str, Any]]) -> str:
-    """Write ratios as tables, one section for each processor."""
-    lines = [
-        "# Speed of attention",
-        "",
-        "Written by `python benchmarks/attention.py --write FILE RECORD ...`: 8 heads",
-        "of 64, M = 256, float32 unless a table says otherwise. Variants of a row were",
-        "timed in turn in one process. Numbers are how many times as fast ours is:",
-        "above 1 ours wins. The first of each pair is favor, the second softmaxfeat.",
-        "*torch* is our own path without loops, *plain* linear attention as one",
-        "would write it (favor's features, whole arrays), *compiled* the same under",
-        "`torch.compile`.",
-        "",
-    ]
+HEAD = """# Speed of attention
+
+One section for each processor, written by
+`python benchmarks/attention.py --compiled --label NAME --write PAGE`:
+8 heads of 64, M = 256, float32 unless a table says otherwise. Variants of a row were
+timed in turn in one process. Numbers are how many times as fast ours is: above 1 ours
+wins. The first of each pair is favor, the second softmaxfeat. *torch* is our own path
+without loops, *plain* linear attention as one would write it (favor's features, whole
+arrays), *compiled* the same under `torch.compile`. *bound*: on short sequences softmax
+needs fewer multiplications; one over 1.3 times the ratio of multiplications is the
+least that the column before it should show.
+"""
+
+
+def write_sections(path: Path, records: list[dict[str, Any]]) -> None:
+    """Write ratios as tables, one section for each processor; keep other sections."""
+    known: dict[str, str] = {}
+    if path.exists():
+        _, *sections = re.split(r"^## ", path.read_text(), flags=re.MULTILINE)
+        known = {text.split("\n", 1)[0]: text for text in sections}
     for record in records:
-        lines += [f"## {record['label']}", "", record["about"], ""]
-        lines += _machine_tables(record)
-    return "\n".join(lines).rstrip() + "\n"
+        lines = [record["label"], "", record["about"], "", *_machine_tables(record)]
+        known[record["label"]] = "\n".join(lines)
+    sections = [f"## {text.rstrip()}\n" for text in known.values()]
+    path.write_text("\n".join([HEAD, *sections]))
 
 
 def _machine_tables(record: dict[str, Any]) -> list[str]:
@@ -476,19 +493,26 @@ def _machine_tables(record: dict[str, Any]) -> list[str]:
         groups.setdefault(title, []).append(row)
     for title, rows in groups.items():
         known = [p for p in PEERS if ratio(rows[0]["ms"], p, OURS[0]) is not None]
-        peers = ["sdpa", *known]
-        cells = [[str(r["length"]), *(pair(r["ms"], p) for p in peers)] for r in rows]
-        lines += [f"### {title}", "", *table(["length", *peers], cells)]
+        cells = [
+            [
+                str(r["length"]), pair(r["ms"], "sdpa"), f"{least_speed(r):.2f}",
+                *(pair(r["ms"], p) for p in known),
+            ]
+            for r in rows
+        ]  # fmt: skip
+        headers = ["length", "sdpa", "bound", *known]
+        lines += [f"### {title}", "", *table(headers, cells)]
     if "shapes" in record:
         cells = [
             [
                 f"{r['dim']}", f"{r['features']}", f"{r['length']}",
                 f"{r['kind']}, {PASSES[r['passes']]}",
-                pair(r["ms"], "sdpa"), pair(r["ms"], "torch"),
+                pair(r["ms"], "sdpa"), f"{least_speed(r):.2f}",
+                pair(r["ms"], "torch"),
             ]
             for r in record["shapes"]
         ]  # fmt: skip
-        headers = ["head size", "M", "length", "pass", "sdpa", "torch"]
+        headers = ["head size", "M", "length", "pass", "sdpa", "bound", "torch"]
         lines += ["### Head sizes and features", "", *table(headers, cells)]
     if "packed" in record:
         cells = [
@@ -557,13 +581,13 @@ def main() -> None:
     parser.add_argument("--lengths", help="of the times, with commas between")
     parser.add_argument("--compiled", action="store_true", help="also torch.compile")
     parser.add_argument("--threads", type=int, help="threads of torch")
-    parser.add_argument("--write", type=Path, help="where to write records as tables")
-    parser.add_argument("records", type=Path, nargs="*", help="what --write writes")
+    parser.add_argument("--write", type=Path, help="the page of tables to write to")
+    parser.add_argument("records", type=Path, nargs="*", help="write these instead")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.write:
+    if args.records:
         records = [json.loads(path.read_text()) for path in args.records]
-        args.write.write_text(markdown(records))
+        write_sections(args.write, records)
         return
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -577,7 +601,7 @@ def main() -> None:
         lengths = tuple(map(int, args.lengths.split(",")))
     args.lengths = lengths
     args.seconds = 0.3 if args.quick else 0.4
-    record = describe(args.label)
+    record, start = describe(args.label), time.perf_counter()
     print(record["about"], f"Model {tuning.identity()}.")
     if args.json and args.json.exists():
         record = json.loads(args.json.read_text()) | record
@@ -590,6 +614,9 @@ def main() -> None:
     for t in verdicts(record):
         mark = "met   " if t["met"] else "MISSED"
         print(f"{mark} {t['target']}: {t['value']:.3g} (bound {t['bound']:g})")
+    print(f"{(time.perf_counter() - start) / 60:.1f} minutes")
+    if args.write:
+        write_sections(args.write, [record])
 
 
 if __name__ == "__main__":

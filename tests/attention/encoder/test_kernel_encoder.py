@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from coulomb._support.errors import CoulombError
 from coulomb.attention import attention_layers
 from coulomb.attention.encoder.encoder import EncoderSettings, KernelEncoder
+from coulomb.attention.encoder.layout import TokenBatch
+from coulomb.attention.encoder.packed import packed_logits
 from coulomb.attention.layers.kernel import KernelAttention
 
 SHAPE = {"width": 8, "ffn_width": 16, "max_length": 32}
@@ -156,3 +159,38 @@ def test_it_learns(qkv):
         loss.backward()
         optimizer.step()
     assert loss.item() < 0.07
+
+
+@pytest.mark.parametrize(
+    "tokens, words",
+    [
+        (torch.tensor([[1, 20]]), "numbers from 0 to 19; got numbers from 1 to 20"),
+        (torch.tensor([[3, -1]]), "numbers from 0 to 19; got numbers from -1 to 3"),
+        (torch.ones(1, 2), "a tensor of int64 or int32; got torch.float32"),
+        (torch.ones(1, 2, dtype=torch.bool), "int64 or int32; got torch.bool"),
+        ([[1, 2]], "a tensor of int64 or int32; got list"),
+        (torch.tensor([1, 2]), r"shape \(batch, length\); got \(2,\)"),
+        (torch.ones(1, 2, 3, dtype=torch.long), r"shape \(batch, length\); got"),
+    ],
+)
+def test_token_ids_that_are_none(tokens, words):
+    model = make_encoder()
+    with pytest.raises(CoulombError, match="`token_ids` must .*" + words):
+        model(tokens)
+    if isinstance(tokens, torch.Tensor) and tokens.dim() == 2:
+        batch = TokenBatch(tokens[0], torch.tensor([0, 2]))
+        with pytest.raises(CoulombError, match="`token_ids` must .*" + words):
+            packed_logits(model, batch)
+
+
+def test_masks_and_parts_that_are_none():
+    tokens = make_tokens(2, 3)
+    with pytest.raises(CoulombError, match="`key_mask` must be boolean"):
+        make_encoder()(tokens, torch.ones(2, 3))
+    with pytest.raises(CoulombError, match="`key_mask` must have shape"):
+        make_encoder()(tokens, torch.ones(2, 4, dtype=torch.bool))
+    model = make_encoder(positions="parts")
+    with pytest.raises(CoulombError, match="`parts` must hold numbers from 0 to 1"):
+        model(tokens, parts=torch.full((2, 3), 2))
+    with pytest.raises(CoulombError, match=r"`parts` must have shape \(2, 3\), as"):
+        model(tokens, parts=torch.zeros(2, 2, dtype=torch.long))

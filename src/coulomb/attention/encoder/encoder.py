@@ -10,6 +10,7 @@ from torch.nn import functional
 from coulomb._support.checks import check_count, check_member, check_memory, check_real
 from coulomb._support.errors import ParameterError, ParameterTypeError
 from coulomb.attention.layers.base import Seed, as_generator, make_linear
+from coulomb.attention.ops.checks import check_mask, must_be_traceable
 
 __all__ = ["AttentionFactory", "EncoderLayer", "EncoderSettings", "KernelEncoder"]
 
@@ -248,9 +249,12 @@ class KernelEncoder(nn.Module):
         Tensor
             Shape `(batch, length, width)`; rows of padding mean nothing.
         """
+        check_ids("token_ids", token_ids, self.token_embedding, axes=2)
+        check_mask(key_mask, token_ids.unsqueeze(1))
         x = self.token_embedding(token_ids)
         if self.position_embedding is not None and self.settings.positions == "parts":
             which = torch.zeros_like(token_ids) if parts is None else parts
+            check_ids("parts", which, self.position_embedding, like=token_ids)
             x = x + self.position_embedding(which)
         elif self.position_embedding is not None:
             length = token_ids.shape[1]
@@ -349,6 +353,37 @@ class KernelEncoder(nn.Module):
             states = self.pool(states, key_mask)
         logits: Tensor = self.head(states)
         return logits
+
+
+def check_ids(
+    name: str,
+    ids: Tensor,
+    table: nn.Embedding,
+    *,
+    axes: int = 1,
+    like: Tensor | None = None,
+) -> None:
+    """Refuse what are no whole numbers below the rows of a table, before it is read."""
+    if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
+        kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+        raise ParameterTypeError(
+            f"`{name}` must be a tensor of int64 or int32; got {kind}."
+        )
+    wrong = ids.dim() != axes if like is None else ids.shape != like.shape
+    if wrong:
+        shape = "(batch, length)" if axes == 2 else "(tokens,)"
+        shape = shape if like is None else f"{tuple(like.shape)}, as `token_ids`"
+        raise ParameterError(
+            f"`{name}` must have shape {shape}; got {tuple(ids.shape)}."
+        )
+    if must_be_traceable(ids) or not ids.numel():
+        return
+    low, high = (int(bound) for bound in torch.aminmax(ids))
+    if not 0 <= low <= high < table.num_embeddings:
+        raise ParameterError(
+            f"`{name}` must hold numbers from 0 to {table.num_embeddings - 1}; got "
+            f"numbers from {low} to {high}."
+        )
 
 
 def _embedding(n: int, width: int, generator: torch.Generator) -> nn.Embedding:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coulomb._support.checks import sequence_bounds
 from coulomb._support.errors import ParameterError
-from coulomb.attention.encoder.encoder import KernelEncoder
+from coulomb.attention.encoder.encoder import KernelEncoder, check_ids
 from coulomb.attention.ops.blocked import padding
 
 IGNORED = -100  # the label of a token that has none, as in torch's cross-entropy
@@ -199,23 +199,16 @@ class Layout:
 
 def make_layout(model: KernelEncoder, batch: TokenBatch) -> Layout:
     """Check a batch, and read where its sequences are."""
-    ids = batch.token_ids
-    sequence_bounds(batch.cu_seqlens, len(ids))
+    check_ids("token_ids", batch.token_ids, model.token_embedding)
+    sequence_bounds(batch.cu_seqlens, len(batch.token_ids))
     bounds = batch.cu_seqlens.cpu().numpy().astype(np.int64)
     layout = Layout(batch.cu_seqlens, bounds, _parts(model, batch))
-    most, size = model.settings.max_length, model.token_embedding.num_embeddings
+    most = model.settings.max_length
     if model.settings.positions == "learned" and layout.longest > most:
         raise ParameterError(
             f"`batch` must hold sequences of at most max_length = {most} tokens; got "
             f"{layout.longest}. Truncate them, or set EncoderSettings(max_length=...)."
         )
-    if len(ids):
-        low, high = (int(bound) for bound in torch.aminmax(ids))
-        if not 0 <= low <= high < size:
-            raise ParameterError(
-                f"`batch` must hold token ids from 0 to {size - 1}; got ids from {low} "
-                f"to {high}."
-            )
     if model.pooling_weights is not None:
         model.given_weights(layout.longest)  # refuses a longer sequence
     if model.settings.pooling == "cls" and (layout.lengths == 0).any():
@@ -232,17 +225,8 @@ def _parts(model: KernelEncoder, batch: TokenBatch) -> Tensor | None:
         return None
     if batch.parts is None:
         return torch.zeros_like(batch.token_ids)
-    table = model.position_embedding
-    assert table is not None
-    if (
-        batch.parts.shape != batch.token_ids.shape
-        or not ((batch.parts >= 0) & (batch.parts < table.num_embeddings)).all()
-    ):
-        raise ParameterError(
-            f"`parts` must be a number from 0 to {table.num_embeddings - 1} for each "
-            f"token; got shape {tuple(batch.parts.shape)} for "
-            f"{len(batch.token_ids)} tokens, or other numbers."
-        )
+    assert model.position_embedding is not None
+    check_ids("parts", batch.parts, model.position_embedding, like=batch.token_ids)
     return batch.parts.long().contiguous()
 
 
