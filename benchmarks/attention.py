@@ -458,6 +458,7 @@ def pair(times: dict[str, float], peer: str) -> str:
     return " / ".join("not run" if x is None else f"{x:.2f}" for x in found)
 
 
+RANGES = "All processors"
 HEAD = """# Speed of attention
 
 One section for each processor, written by
@@ -481,8 +482,25 @@ def write_sections(path: Path, records: list[dict[str, Any]]) -> None:
     for record in records:
         lines = [record["label"], "", record["about"], "", *_machine_tables(record)]
         known[record["label"]] = "\n".join(lines)
+    known.pop(RANGES, None)
     sections = [f"## {text.rstrip()}\n" for text in known.values()]
-    path.write_text("\n".join([HEAD, *sections]))
+    path.write_text("\n".join([HEAD, *ranges(known), *sections]))
+
+
+def ranges(sections: dict[str, str]) -> list[str]:
+    """Say from where to where each target's value goes, over all processors."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for text in sections.values():
+        _, _, targets = text.partition("### Targets\n")
+        for line in targets.splitlines():
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if len(cells) == 4 and cells[3] in ("met", "**missed**"):
+                found.setdefault((cells[0], cells[2]), []).append(float(cells[1]))
+    rows = [
+        [target, f"{min(values):g} to {max(values):g}", bound, str(len(values))]
+        for (target, bound), values in found.items()
+    ]
+    return [f"## {RANGES}\n", *table(["target", "from, to", "bound", "sections"], rows)]
 
 
 def _machine_tables(record: dict[str, Any]) -> list[str]:

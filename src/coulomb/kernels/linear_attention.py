@@ -183,15 +183,6 @@ def project(x, rows, side, dim, n, e):
     multiply(x[0], left, panels, right, e[0], (e[1], e[2], PANEL), dim, True)
 
 
-# A nan in an input is in all exponents of its row: the first element tells.
-@helper(SUMS | {"nnan"})
-def _largest_size(row):
-    top = _ZERO
-    for c in range(row.shape[0]):
-        top = max(top, abs(row[c]))
-    return top
-
-
 @helper(SUMS)
 def query_row(row, z):
     """Take exponentials over the largest; give if all is finite, and row . z."""
@@ -214,14 +205,25 @@ def query_features(e, n, z, totals):
 
 
 @helper(SUMS)
-def key_row(row):
-    """Take exponentials; give the size of the largest exponent, and their sum."""
-    top = _largest_size(row) if abs(row[0]) < _HUGE else _f(np.inf)
+def _weighted_key_row(row, weight, z, peak):
+    """Take exponentials, add them to z, raise `peak` to the sizes of exponents."""
+    for c in range(row.shape[0]):
+        size = abs(row[c])
+        peak[c] = size if size > peak[c] else peak[c]
+        row[c] = exp(row[c])
+        z[c] += weight * row[c]
+
+
+@helper(SUMS)
+def _summed_key_row(row, peak):
+    """Take exponentials, raise `peak` to the sizes of exponents; give their sum."""
     total = _ZERO
     for c in range(row.shape[0]):
+        size = abs(row[c])
+        peak[c] = size if size > peak[c] else peak[c]
         row[c] = exp(row[c])
         total += row[c]
-    return top, total
+    return total
 
 
 @helper(SUMS)
@@ -238,21 +240,22 @@ def add_features(e, n, weights, z):
 
 
 @helper(SUMS)
-def key_features(favor, e, n, weights, alive, z):
-    """Turn exponents of keys into features; add to z; give the largest exponent."""
-    top = _ZERO
+def key_features(favor, e, n, weights, alive, z, peak):
+    """Turn exponents of keys into features; add to z, and raise `peak`."""
     for r in range(weights.shape[0]):
         row = row_of(e, r, n)
         if not alive[r]:
             row[:] = _ZERO
             weights[r] = _ZERO
             continue
-        largest, total = key_row(row)
-        top = max(top, largest)
-        if not favor:
-            weights[r] /= total
-        _add_row(row, weights[r], z)
-    return top
+        # A nan in an input is in all exponents of its row: the first one tells.
+        if not abs(row[0]) < _HUGE:
+            peak[0] = _f(np.inf)
+        if favor:
+            _weighted_key_row(row, weights[r], z, peak)
+        else:
+            weights[r] /= _summed_key_row(row, peak)
+            _add_row(row, weights[r], z)
 
 
 @helper(SUMS)
@@ -260,10 +263,8 @@ def repeat_key_features(e, n, weights):
     """Turn exponents of keys into features once more."""
     for r in range(weights.shape[0]):
         row = row_of(e, r, n)
-        if weights[r] > _ZERO:
-            key_row(row)
-        else:
-            row[:] = _ZERO
+        for c in range(n):
+            row[c] = exp(row[c]) if weights[r] > _ZERO else _ZERO
 
 
 @helper(SUMS)
@@ -345,12 +346,12 @@ def _attend_linear(favor, sizes, data, own, sides, work):
     dim, dim_v, n = sizes
     q, k, v, out, alive, given = data
     kept_q, kept_k, inverses, weights, states = own
-    scratch, _, values, state = work[:4]
+    scratch, _, values, state, peak = work[:5]
     # Sums are written where they are kept, if they are.
     if states.shape[0]:
         state = states
     z, sums = state[:n], state[n:]
-    state[:], top, finite = _ZERO, _ZERO, True
+    state[:], peak[:], finite = _ZERO, _ZERO, True
     spread = key_weights(favor, k, alive, dim, given, weights)
     for r0 in range(0, weights.shape[0], BLOCK):
         part, real = weights[r0 : r0 + BLOCK], alive[r0 : r0 + BLOCK]
@@ -360,7 +361,7 @@ def _attend_linear(favor, sizes, data, own, sides, work):
             continue
         e = feature_rows(kept_k, scratch, r0, n)
         project(after(k, r0), rows, sides[1], dim, n, e)
-        top = max(top, key_features(favor, e, n, part, real, z))
+        key_features(favor, e, n, part, real, z, peak)
         weighted_rows(after(v, r0), part, dim_v, values)
         add_outer(e, n, rows, values, dim_v, sums)
     for r0 in range(0, inverses.shape[0], BLOCK):
@@ -371,7 +372,7 @@ def _attend_linear(favor, sizes, data, own, sides, work):
         finite &= query_features(e, n, z, part)
         times_panels(e, rows, sums, n, dim_v, block)
         normalise(block, dim_v, part)
-    return top + spread, finite
+    return row_max(peak) + spread, finite
 
 
 @helper(SUMS)
@@ -447,11 +448,11 @@ def _attend_causal(options, sizes, data, own, sides, work):
     dim, dim_v, n = sizes
     q, k, v, out, alive, given = data
     kept_q, kept_k, inverses, weights, states = own
-    scratch_q, scratch_k, values, state, products, key_panels = work
+    scratch_q, scratch_k, values, state, peak, products, key_panels = work
     small = (values, products, key_panels)
-    length, size, top, finite = weights.shape[0], n * (dim_v + 1), _ZERO, True
+    length, size, finite = weights.shape[0], n * (dim_v + 1), True
     spread = key_weights(favor, k, alive, dim, given, weights)
-    state[:] = _ZERO
+    state[:], peak[:] = _ZERO, _ZERO
     z, sums = state[:n], state[n:]
     for r0 in range(0, length, BLOCK):
         end = min(r0 + BLOCK, length)
@@ -463,7 +464,7 @@ def _attend_causal(options, sizes, data, own, sides, work):
         finite &= query_features(e_q, n, z, inverses[r0:end])
         project(after(k, r0), end - r0, sides[1], dim, n, e_k)
         part = weights[r0:end]
-        top = max(top, key_features(favor, e_k, n, part, alive[r0:end], z))
+        key_features(favor, e_k, n, part, alive[r0:end], z, peak)
         _attend_block(
             (square, r0 == 0, end == length),
             (e_q, e_k),
@@ -474,7 +475,7 @@ def _attend_causal(options, sizes, data, own, sides, work):
             sizes,
             small,
         )
-    return top + spread, finite
+    return row_max(peak) + spread, finite
 
 
 @helper(SUMS)
@@ -517,6 +518,7 @@ def attend(options, inputs, shape, kept, out, limit, first, end):
         aligned(BLOCK * stride),
         rows_at(aligned(BLOCK * dim_v), 0, dim_v),
         aligned(size),
+        aligned(n),
         aligned(BLOCK * _WIDE),
         aligned(BLOCK * n),
     )
