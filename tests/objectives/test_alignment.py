@@ -8,6 +8,7 @@ import torch
 from coulomb._support.errors import ParameterError
 from coulomb.features import Fourier, FourierPair, Particles, SoftmaxFeatures
 from coulomb.objectives import (
+    AbstractObjective,
     Alignment,
     CentredAlignment,
     FourierAlignment,
@@ -262,3 +263,16 @@ def test_messages(generator):
         Alignment(make_sample(generator), FourierPair())
     with pytest.raises(ParameterError, match="`batch_size` must be at least 2; got 1"):
         FourierAlignment(make_sample(generator)).batch(torch.tensor([1]))
+
+
+def test_an_energy_that_sees_no_particle_pushes_none(generator):
+    """As where all tokens of short texts are compared without particles."""
+    other = torch.ones((), dtype=torch.float64, requires_grad=True)
+
+    class Blind(AbstractObjective):
+        def energy(self, particles):
+            return 3 * other.expand(particles.positions.shape[:-2])
+
+    found = Blind().field(make_particles(generator))
+    assert torch.equal(found.gradient, torch.zeros(5, 3, dtype=torch.float64))
+    assert found.potential.tolist() == [3.0] * 5

@@ -80,7 +80,10 @@ class AbstractObjective(ABC):
         with torch.enable_grad():
             positions = particles.positions.detach().requires_grad_(True)
             energy = self.energy(particles._replace(positions=positions))
-            (gradient,) = torch.autograd.grad(energy.sum(), positions)
+            # Zeros where no particle is seen.
+            (gradient,) = torch.autograd.grad(
+                energy.sum(), positions, materialize_grads=True
+            )
         shared = energy.detach().unsqueeze(-1).expand(positions.shape[:-1])
         return Field(shared, particles.n_particles * gradient)
 
