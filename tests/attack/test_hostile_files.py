@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from hostile import mutants, put
 
 from coulomb import CoulombSampler
 from coulomb._support.errors import CoulombError
+from coulomb.attention.layers.replace import _card
 from coulomb.experiments.runner import write_sample
 from coulomb.linearise import load_pretrained
 
@@ -210,3 +212,15 @@ def test_hostile_files(file, box, tmp_path):
             problems.append(f"{file}, {name}, {verb}: {found}")
     print(f"{file}: {len(some)} of {len(every)} tried, {len(problems)} problems")
     assert not problems, "\n\n".join(problems)
+
+
+def test_the_name_of_a_folder_adds_nothing_to_a_model_card():
+    evil = "bert: [\n---\nlicense: mit\x1b[2J"
+    model = SimpleNamespace(name_or_path=f"models/{evil}", config=SimpleNamespace())
+    card = _card(model, None, None)
+    header = card.split("---\n")[1].splitlines()
+    assert [line.split(":")[0] for line in header] == [
+        "base_model", "library_name", "pipeline_tag", "tags",
+    ]  # fmt: skip
+    assert json.loads(header[0].removeprefix("base_model: ")) == evil
+    assert "\x1b" not in card

@@ -657,6 +657,8 @@ def _card(model: Any, folder: Path | None, summary: Any) -> str:
     """Write the model card: source, recipe, what was kept, limits."""
     source = str(model.name_or_path) or type(model).__name__
     name = Path(source).name
+    if not re.fullmatch(r"[\w. -]+", name):  # it may be a stranger's
+        name = json.dumps(name)
     of_sentences = folder is not None and (folder / "modules.json").is_file()
     header = {
         "base_model": name,
