@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from coulomb import (
     CoulombSampler,
@@ -23,9 +24,10 @@ from coulomb import (
     MultipleKernelClassifier,
     OrthogonalSampler,
     Particles,
+    TextClassifier,
 )
 from coulomb._support.errors import CoulombError
-from coulomb.attention import attention_layers
+from coulomb.attention import KernelAttention, align, attention_layers
 from coulomb.attention.ops.api import (
     kernel_attention,
     linear_attention,
@@ -33,6 +35,7 @@ from coulomb.attention.ops.api import (
 )
 from coulomb.attention.ops.decoding import decode_step, init_state, prefill
 from coulomb.features import feature_maps
+from coulomb.linearise import linearise
 from coulomb.text.data import build_corpus
 from coulomb.text.settings import SETTINGS, preset
 from coulomb.text.tokens import train_vocabulary
@@ -126,19 +129,17 @@ def tables(draw):
 
 
 def changes(**usual):
-    """Some of the arguments, with the usual or with odd values."""
+    """At most two arguments, since odd values hide each other, usual or odd."""
     options = {
         name: st.integers(0, 4).flatmap(
             lambda odd, x=x: ODD if odd == 4 else st.sampled_from(x)
         )
         for name, x in usual.items()
     }
-    return st.fixed_dictionaries({}, optional=options)
-
-
-def few(chosen):
-    """Odd values hide each other: keep two of the changes."""
-    return {name: chosen[name] for name in sorted(chosen)[:2]}
+    some = st.lists(st.sampled_from(sorted(usual)), max_size=2, unique=True)
+    return some.flatmap(
+        lambda names: st.fixed_dictionaries({name: options[name] for name in names})
+    )
 
 
 SHARED = {
@@ -195,7 +196,6 @@ def test_samplers(kind):
     @given(tables(), changes(**known))
     def check(table, chosen):
         X, y = table
-        chosen = few(chosen)
 
         def fit():
             sampler = kind(**{**usual, "random_state": 0, **chosen}).fit(X, y)
@@ -402,3 +402,234 @@ def test_formulas(text, dim):
     if formula is not None:
         assert formula(torch.ones(2, 1)).shape == (2,)
     attempt("formula", lambda: parse_expression("x", dim))
+
+
+class Attentive(nn.Module):
+    """One layer and a head, for Phase A."""
+
+    def __init__(self, name):
+        super().__init__()
+        options = {"n_features": 4, "batch_first": True, "generator": 0}
+        self.layer = KernelAttention(4, 2, feature_map=name, **options)
+
+    def forward(self, x, key_mask=None):
+        padding = None if key_mask is None else ~key_mask
+        return self.layer(x, x, x, key_padding_mask=padding, need_weights=False)[0]
+
+
+@st.composite
+def labelled_batches(draw):
+    """Batches of inputs, at times a mask, and labels of all kinds."""
+    rng = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    rows, length = draw(st.sampled_from([*[6] * 8, 4, 2, 1, 0])), draw(SIZES)
+    width = draw(st.sampled_from([*[4] * 15, 3]))
+    x = draw(SCALES) * torch.randn(rows, length, width, generator=rng)
+    x = x.to(draw(DTYPES))
+    if x.numel() and x.is_floating_point() and draw(st.integers(0, 9)) == 9:
+        x.view(-1)[0] = draw(st.sampled_from([math.nan, math.inf, 1e30]))
+    labels = draw(
+        st.sampled_from(
+            [
+                *[torch.arange(rows) % 2, torch.arange(rows) % 3] * 20,
+                *(torch.arange(rows) / 3.0, (torch.arange(rows) % 2).tolist()),
+                *(torch.zeros(rows).long(), torch.full((rows,), -100)),
+                *(torch.arange(rows * length).view(rows, length) % 2 - 1, None, "ab"),
+                *(torch.eye(rows), torch.ones(rows + 1), [10**400] * rows, [{}] * rows),
+                torch.full((rows,), math.nan),
+            ]
+        )
+    )
+    mask = draw(st.sampled_from([None] * 9 + ["some"] * 3 + ["none", "odd"]))
+    masks = {
+        "some": torch.arange(length).expand(rows, length) < 2,
+        "none": torch.zeros(rows, length, dtype=torch.bool),
+        "odd": [True],
+    }
+    batch = (x, labels) if mask is None else (x, masks[mask], labels)
+    many = [[batch], [batch] * 3, [], None, [batch, (x,)], [(x, None, None, labels)]]
+    return draw(st.sampled_from([many[0]] * 20 + [many[1]] * 20 + many[2:]))
+
+
+@examples(150)
+@given(
+    labelled_batches(),
+    st.sampled_from(["favor", "softmaxfeat", "softplus"]),
+    changes(
+        objective=["centred", "within-class", "target"],
+        level=["sequence", "token", "layer", "head"],
+        pool=["mean", "cls"],
+        output=[None, ""],
+        layers=[None, ("layer",)],
+        sampler=["langevin", "adam"],
+        step_size=[0.1],
+        inverse_temperature=[math.inf, 1e3],
+        drift=["N", "plain"],
+        clip=[1.0],
+        strength=[0.0, 0.1],
+        max_steps=[2],
+        tol=[0.0, 0.1],
+        patience=[None, 1],
+        record_every=[1],
+        watched=[1, 4],
+        also=[(), ("in_proj",)],
+        also_step_size=[0.1],
+        held_out=[None, 0.4],
+        seed=[0, 1],
+    ),
+)
+def test_phase_a(batches, name, chosen):
+    """Particles are finite, or nothing was written to the model."""
+    model = Attentive(name)
+    before = model.layer.particles.detach().clone()
+
+    def call():
+        usual = {"max_epochs": 2, "held_out": None}
+        return align(model, batches, **{**usual, **chosen})
+
+    found = attempt("align", call)
+    after = model.layer.particles.detach()
+    if found is None:
+        assert torch.equal(after, before)
+    else:
+        assert after.isfinite().all()
+        assert found.summary()
+
+
+TEACHERS = {}
+
+
+def teacher(heads, width):
+    if (heads, width) not in TEACHERS:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            inner = nn.TransformerEncoderLayer(width, heads, 8, batch_first=True)
+            TEACHERS[heads, width] = nn.TransformerEncoder(
+                inner, 2, enable_nested_tensor=False
+            )
+    return TEACHERS[heads, width]
+
+
+@st.composite
+def encoders(draw):
+    """A small encoder, and what makes tensors of texts, at times not of its kind."""
+    model = teacher(draw(st.sampled_from([1, 2])), 4)
+    width = draw(st.sampled_from([*[4] * 12, 3]))
+    scale, dtype = draw(SCALES), draw(DTYPES)
+    kind = draw(st.sampled_from([*["good"] * 12, "none", "list", "empty", "raises"]))
+
+    def tokenizer(texts):
+        if kind != "good":
+            return {"none": None, "list": [1], "empty": {}}[kind]
+        rng = torch.Generator().manual_seed(len(texts))
+        x = scale * torch.randn(len(texts), 5, width, generator=rng)
+        return {"src": x.to(dtype)}
+
+    if kind == "raises":
+        return model, draw(st.sampled_from([None, 3, "bert"]))
+    return draw(st.sampled_from([*[model] * 12, None, "bert", nn.Linear(4, 4)])), (
+        tokenizer
+    )
+
+
+@examples(60)
+@given(
+    encoders(),
+    st.one_of(
+        st.just(["a b", "c", "d e f", "g"] * 4),
+        st.lists(st.one_of(st.text(max_size=5), ODD), max_size=3),
+        ODD,
+    ),
+    changes(
+        n_features=[2, 4],
+        feature_map=["softmaxfeat", "favor"],
+        objective=["kl", "mse", "alignment"],
+        start=["auto"],
+        shared=[True, False],
+        steps=[0, 2],
+        step_size=[0.02],
+        inverse_temperature=[math.inf, 1e3],
+        repulsion=[0.0, 0.1],
+        check_every=[1],
+        patience=[1],
+        distil_steps=[0, 1],
+        distil_step_size=[0.01],
+        pooling=["mean", None],
+        max_tokens=[64],
+        max_length=[None, 4],
+        batch_tokens=[16],
+        rows=[4],
+        long_share=[0.5, 1.0],
+        keep_exact=[(), 1, [0], [(1, 0)]],
+        seed=[0, 1],
+    ),
+)
+def test_linearised_encoders(given, texts, chosen):
+    model, tokenizer = given
+    quick = {"n_features": 2, "steps": 1, "distil_steps": 0, "measure": False}
+
+    def call():
+        fast = linearise(model, tokenizer, texts, **{**quick, **chosen})
+        with torch.no_grad():
+            return fast(tokenizer(["a", "b"])["src"])
+
+    out = attempt("linearise", call)
+    if out is not None:
+        assert out.shape == (2, 5, 4)
+        assert out.isfinite().all()
+
+
+TEXT = st.one_of(
+    st.sampled_from(["a fine film", "a dull film", "fine", "", " ", "\x00", "x" * 500]),
+    st.text(max_size=12),
+)
+SMALL = {
+    "width": 8, "ffn_width": 8, "n_features": 4, "n_layers": 1, "max_length": 8,
+    "epochs": 1, "min_steps": 0, "batch_size": 8, "vocabulary_size": 60,
+    "align_epochs": 0.0,
+}  # fmt: skip
+
+
+@examples(40)
+@given(
+    st.one_of(
+        st.lists(TEXT, min_size=12, max_size=12),
+        st.lists(TEXT, min_size=12, max_size=12),
+        st.lists(st.tuples(TEXT, TEXT), min_size=12, max_size=12),
+        st.lists(st.one_of(TEXT, ODD), max_size=12),
+        ODD,
+    ),
+    st.one_of(
+        st.sampled_from([["a", "b"] * 6, [0, 1, 2] * 4, [True, False] * 6]),
+        st.lists(st.one_of(st.sampled_from(["a", 0]), ODD), max_size=12),
+        ODD,
+    ),
+    changes(
+        attention=[None, "vanilla-softplus", "softmax"],
+        preset=["default", "pairs"],
+        vocabulary=[None],
+        validation_share=[0.2, 0.5],
+        random_state=[0],
+        settings=[{}, {"align_epochs": 1.0}, {"pooling": "cls"}],
+    ),
+    st.lists(st.one_of(TEXT, TEXT, ODD), min_size=1, max_size=3),
+)
+def test_text_classifiers(texts, labels, chosen, asked):
+    given = chosen.get("settings", {})
+    if isinstance(given, dict):
+        chosen["settings"] = SMALL | given
+
+    def call():
+        model = TextClassifier(**chosen).fit(texts, labels)
+        pairs = model.predictor_.config.data["pairs"]
+        usual = [("a", "b")] if pairs else ["a fine film"]
+        return model, model.predict_proba(usual)
+
+    found = attempt("TextClassifier", call)
+    if found is not None:
+        model, chances = found
+        assert chances.shape == (1, len(model.classes_))
+        assert np.allclose(chances.sum(1), 1)
+        more = attempt("TextClassifier", lambda: model.predict_proba(asked))
+        if more is not None:
+            assert more.shape == (len(asked), len(model.classes_))
+            assert np.isfinite(more).all()
