@@ -61,22 +61,21 @@ def check_output(path: str | Path | None, *, folder: bool = False) -> None:
     if path is None:
         return
     path = Path(path)
-    if path.exists():
-        if folder and not path.is_dir():
-            told = "A folder is needed, and there is a file"
-            raise NotADirectoryError(errno.ENOTDIR, told, str(path))
-        if not folder and not path.is_file():
-            told = "A file is to be written, and there is something else"
-            raise IsADirectoryError(errno.EISDIR, told, str(path))
-    there = path if folder and path.exists() else path.absolute().parent
+    there = path if path.exists() and folder else path.absolute().parent
     while not there.exists():
         there = there.parent
-    if not there.is_dir():
-        told = "What is written must be in a folder"
-        raise NotADirectoryError(errno.ENOTDIR, told, str(path))
-    if not os.access(there, os.W_OK | os.X_OK):
-        told = f"{there} may not be written to"
-        raise PermissionError(errno.EACCES, told, str(path))
+    if path.exists() and folder and not path.is_dir():
+        told, number = "A folder is needed, and there is a file", errno.ENOTDIR
+    elif path.exists() and not folder and not path.is_file():
+        told = "A file is to be written, and there is something else"
+        number = errno.EISDIR
+    elif not there.is_dir():
+        told, number = "What is written must be in a folder", errno.ENOTDIR
+    elif not os.access(there, os.W_OK | os.X_OK):
+        told, number = f"{there} may not be written to", errno.EACCES
+    else:
+        return
+    raise OSError(number, told, str(path))
 
 
 def _lock(file: Any, *, wait: bool = False) -> bool | None:

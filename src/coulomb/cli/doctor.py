@@ -1,8 +1,7 @@
 """`coulomb doctor`: what this machine is, what runs on it, and whether it is right."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,10 +40,14 @@ def doctor(
 
     `coulomb doctor --no-test --json doctor.json`
     """
+    from coulomb.attention.ops import tuning
+    from coulomb.kernels import available
+
     check_outputs(json)
     facts = _describe()
     print_table("This machine", ("", ""), list(facts.items()), words=2)
-    costs, model = _model()
+    model = tuning.load() if available() else None
+    costs = {} if model is None else model.costs
     rows: list[Sequence[Cell]]
     if costs:
         rows = [
@@ -53,45 +56,36 @@ def doctor(
         ]
         headers = ("form", "overhead, us", "products per ns")
         print_table("Cost of each form of attention", headers, rows)
-    chosen = _choices()
+    forms = _choices()
     title = "Form of attention: 8 heads of 64, 256 features, float32"
-    keys = [f"{n}" for n in _LENGTHS]
-    rows = [(name, *forms.values()) for name, forms in chosen.items()]
-    print_table(title, ("length", *keys), rows, words=1 + len(keys))
-    content: dict[str, Any] = {"machine": facts, "model": model, "costs": costs}
-    content["forms"] = chosen
-    errors: dict[str, float] = {}
+    rows = [(name, *chosen.values()) for name, chosen in forms.items()]
+    headers = ("length", *map(str, _LENGTHS))
+    print_table(title, headers, rows, words=len(headers))
+    errors = _test_loops() if test and available() else {}
+    right = {name: error <= _TOLERANCE for name, error in errors.items()}
     if test:
-        errors = _test_loops()
         rows = [
-            (name, f"{error:.1e}", "ok" if error <= _TOLERANCE else ("wrong", "bold"))
+            (name, f"{error:.1e}", "ok" if right[name] else ("wrong", "bold"))
             for name, error in errors.items()
         ]
         headers = ("loop", "largest difference", "")
         print_table("Compiled loops against their twins", headers, rows)
-        content["differences"] = errors
-    write_numbers(json, content)
-    if not all(error <= _TOLERANCE for error in errors.values()):
+    identity = "fixed" if model is None else model.identity
+    content = {"machine": facts, "model": identity, "costs": costs, "forms": forms}
+    write_numbers(json, content | ({"differences": errors} if test else {}))
+    if not all(right.values()):
         typer.echo("A compiled loop is wrong here; COULOMB_NUMBA=0 turns them off.")
         raise typer.Exit(1)
 
 
 def _describe() -> dict[str, str]:
     """Tell what is there."""
-    import platform
-    from importlib.metadata import PackageNotFoundError, version
-
     import torch
 
     from coulomb._version import __version__
     from coulomb.attention.ops import tuning
+    from coulomb.experiments.records import environment
     from coulomb.kernels import available
-
-    def installed(name: str) -> str:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            return "not installed"
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     parts = {"MKL": torch.backends.mkl, "oneDNN": torch.backends.mkldnn}
@@ -103,9 +97,7 @@ def _describe() -> dict[str, str]:
         "BLAS": ", ".join(blas) or "torch's own",
         "GPU": ", ".join(gpus) or "none",
         "coulomb": __version__,
-        "python": platform.python_version(),
-        **{name: installed(name) for name in ("torch", "numpy", "scikit-learn")},
-        "numba": installed("numba"),
+        **{name: str(value) for name, value in environment().items()},
     }
     if not available():
         return {**facts, "compiled loops": "off: plain torch computes everything"}
@@ -120,15 +112,6 @@ def _describe() -> dict[str, str]:
         "model of attention": tuning.identity(),
         "kept in": str(tuning.model_file()),
     }
-
-
-def _model() -> tuple[dict[str, tuple[float, float]], str]:
-    """Give the costs of all forms, none where the rule is fixed, and their name."""
-    from coulomb.attention.ops import tuning
-    from coulomb.kernels import available
-
-    model = tuning.load() if available() else None
-    return ({}, "fixed") if model is None else (model.costs, model.identity)
 
 
 def _choices() -> dict[str, dict[str, str]]:
@@ -156,42 +139,30 @@ def _choices() -> dict[str, dict[str, str]]:
     return found
 
 
-@contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
 def _test_loops() -> dict[str, float]:
     """Compute everything with and without the loops; give the largest differences."""
     from coulomb._support.progress import progress_bar
-    from coulomb.kernels import available
 
-    if not available():
-        return {}
     checks = {**_particle_checks(), **_attention_checks(), **_encoder_checks()}
-    errors = {}
+    errors, names = {}, ("COULOMB_TUNE", "COULOMB_NUMBA")
+    before = {name: os.environ[name] for name in names if name in os.environ}
     with progress_bar("testing compiled loops", len(checks)) as advance:
-        for name, check in checks.items():
-            with _environment(COULOMB_TUNE="0", COULOMB_NUMBA="1"):
+        try:
+            for name, check in checks.items():
+                os.environ.update(COULOMB_TUNE="0", COULOMB_NUMBA="1")
                 ours = check()
-            with _environment(COULOMB_TUNE="0", COULOMB_NUMBA="0"):
-                twin = check()
-            differences = [
-                float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))
-                for a, b in zip(ours, twin, strict=True)
-            ]
-            # A nan is no small difference.
-            errors[name] = max(x if x == x else float("inf") for x in differences)
-            advance(note=name)
+                os.environ["COULOMB_NUMBA"] = "0"
+                differences = [
+                    float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))
+                    for a, b in zip(ours, check(), strict=True)
+                ]
+                # A nan is no small difference.
+                errors[name] = max(x if x == x else float("inf") for x in differences)
+                advance(note=name)
+        finally:
+            for name in names:
+                os.environ.pop(name, None)
+            os.environ.update(before)
     return errors
 
 
