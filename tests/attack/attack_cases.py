@@ -6,6 +6,7 @@ A child is forked from a process that has everything imported: many are cheap.
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -58,6 +59,8 @@ class Child:
 
     def __init__(self, target, folder, *, memory=None):
         self.out, self.err = folder / "stdout", folder / "stderr"
+        for path in (self.out, self.err):  # it may be killed before it opens them
+            path.write_bytes(b"")
         self.pid = os.fork()
         if self.pid:
             self.code = None
@@ -238,6 +241,11 @@ def _content(path: Path):
         return sorted(json.dumps(_still(x), sort_keys=True) for x in records)
     if path.suffix == ".json":
         return _still(json.loads(path.read_text()))
+    if path.name == "README.md":  # a card, which tells how long it took
+        lines = path.read_text().splitlines()
+        return [
+            line for line in lines if not re.search(r"\d m?s\b|times as fast", line)
+        ]
     return path.read_bytes()
 
 

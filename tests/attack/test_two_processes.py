@@ -201,6 +201,7 @@ NEEDED = {
     "deviations": ["x"],
     "diagnose": ["."],
     "evaluate": ["."],
+    "export": ["."],
     "kernels": ["bert", "--texts", "texts.txt"],
     "linearise": ["bert", "--texts", "texts.txt", "--out", "new"],
     "predict": [".", "a film"],
