@@ -59,8 +59,8 @@ def doctor(
     forms = _choices()
     title = "Form of attention: 8 heads of 64, 256 features, float32"
     rows = [(name, *chosen.values()) for name, chosen in forms.items()]
-    headers = ("length", *map(str, _LENGTHS))
-    print_table(title, headers, rows, words=len(headers))
+    lengths = ("length", *map(str, _LENGTHS))
+    print_table(title, lengths, rows, words=len(lengths))
     errors = _test_loops() if test and available() else {}
     right = {name: error <= _TOLERANCE for name, error in errors.items()}
     if test:
