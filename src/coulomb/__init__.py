@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         CoulombSampler,
         ImportanceSampler,
         MultipleKernelClassifier,
+        MultipleKernelRegressor,
         OrthogonalSampler,
     )
     from coulomb.features import Particles
@@ -44,6 +45,7 @@ _HOMES = {
     "Hamiltonian": "coulomb.energy",
     "ImportanceSampler": "coulomb.estimators",
     "MultipleKernelClassifier": "coulomb.estimators",
+    "MultipleKernelRegressor": "coulomb.estimators",
     "OrthogonalSampler": "coulomb.estimators",
     "Particles": "coulomb.features",
     "Riesz": "coulomb.interactions",
@@ -62,6 +64,7 @@ __all__ = [
     "Hamiltonian",
     "ImportanceSampler",
     "MultipleKernelClassifier",
+    "MultipleKernelRegressor",
     "OrthogonalSampler",
     "Particles",
     "Riesz",

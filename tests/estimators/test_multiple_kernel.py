@@ -1,9 +1,14 @@
 """Multiple-kernel learning: the weights, the machine, the messages."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize
 from sklearn.base import clone
+from sklearn.kernel_ridge import KernelRidge
 from sklearn.metrics.pairwise import rbf_kernel
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -14,14 +19,21 @@ from coulomb._support.errors import ParameterError, ParameterTypeError
 from coulomb.estimators import baselines as multiple_kernel
 from coulomb.estimators.baselines import (
     MultipleKernelClassifier,
+    MultipleKernelRegressor,
     solve_alignment,
+    solve_margin,
 )
 
 GAMMAS = (0.05, 0.5, 2.0)
 
 
 @parametrize_with_checks(
-    [MultipleKernelClassifier(), MultipleKernelClassifier(standardize=True)]
+    [
+        MultipleKernelClassifier(),
+        MultipleKernelClassifier(standardize=True),
+        MultipleKernelClassifier(method="margin", probability=True),
+        MultipleKernelRegressor(kernels=["rbf", "linear"]),
+    ]
 )
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
@@ -68,7 +80,8 @@ def test_problem_is_that_of_the_whole_matrices(monkeypatch):
     X, y = make_problem(50, 3)
     labels = np.eye(3)[y] - np.eye(3)[y].mean(axis=0)
     monkeypatch.setattr(multiple_kernel, "_BLOCK_ENTRIES", 3 * 50 * 7)
-    products, targets = multiple_kernel._alignment_problem(X, np.array(GAMMAS), labels)
+    source = multiple_kernel._Kernels(GAMMAS, None, X)
+    products, targets = multiple_kernel._alignment_problem(source, X, labels)
     kernels = centred_kernels(X)
     np.testing.assert_allclose(products, np.einsum("mij,lij->ml", kernels, kernels))
     np.testing.assert_allclose(
@@ -170,6 +183,17 @@ def test_far_units():
         ),
         ({"C": 0.0}, ParameterError, "`C` must be positive; got 0.0"),
         ({"method": "align"}, ParameterError, "did you mean 'alignf'"),
+        ({"regularization": 0}, ParameterError, "`regularization` must be positive"),
+        ({"kernels": "rbf"}, ParameterTypeError, "`kernels` must be a sequence"),
+        ({"kernels": []}, ParameterError, "`kernels` must hold at least one"),
+        ({"kernels": ["rbff"]}, ParameterError, "did you mean 'rbf'"),
+        ({"kernels": [3]}, ParameterTypeError, "functions or names; got 3"),
+        ({"kernels": [lambda X, Z: X]}, ParameterError, r"shape \(90, 90\) here"),
+        (
+            {"kernels": [lambda X, Z: -rbf_kernel(X, Z)]},
+            ParameterError,
+            "diagonals of at least 0",
+        ),
     ],
 )
 def test_bad_settings(settings, error, message):
@@ -189,3 +213,136 @@ def test_bad_data():
         X[0, 0] = bad
         with pytest.raises(ValueError, match=r"NaN|infinity"):
             MultipleKernelClassifier().fit(X, y)
+
+
+def margin_by_hand(kernel, signs, r):
+    """The same problem, given to a solver that knows nothing of it."""
+    Q = (1 - r) * kernel * np.outer(signs, signs) + r * np.eye(len(signs))
+    upper, lower = signs > 0, signs < 0
+    start = np.where(upper, 1 / upper.sum(), 1 / lower.sum())
+    return minimize(
+        lambda g: g @ Q @ g,
+        start,
+        jac=lambda g: 2 * Q @ g,
+        bounds=[(0, 1)] * len(signs),
+        constraints=[
+            {"type": "eq", "fun": lambda g, part=part: g[part].sum() - 1}
+            for part in (upper, lower)
+        ],
+        method="SLSQP",
+        options={"ftol": 1e-15, "maxiter": 1000},
+    )
+
+
+@pytest.mark.parametrize("r", [0.01, 0.1, 0.9, 1.0])
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_the_margin_problem_against_a_generic_solver(r, scale):
+    X, y = make_problem(40)
+    signs, kernel = np.where(y == 1, 1.0, -1.0), rbf_kernel(X * scale, gamma=0.5)
+    ours, theirs = solve_margin(kernel, signs, r), margin_by_hand(kernel, signs, r)
+    Q = (1 - r) * kernel * np.outer(signs, signs) + r * np.eye(40)
+    assert ours.min() >= 0
+    for part in (signs > 0, signs < 0):
+        assert ours[part].sum() == pytest.approx(1.0, abs=1e-9)
+    assert ours @ Q @ ours == pytest.approx(theirs.fun, rel=1e-7)
+    np.testing.assert_allclose(ours, theirs.x, atol=1e-4)
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_weights_are_the_margins_of_the_kernels(n_classes):
+    X, y = make_problem(40, n_classes)
+    kernels = np.stack([rbf_kernel(X, gamma=gamma) for gamma in GAMMAS])
+    parts = []
+    for place in [1] if n_classes == 2 else range(3):
+        signs = np.where(y == place, 1.0, -1.0)
+        pulls = signs * margin_by_hand(kernels.mean(axis=0), signs, 0.2).x
+        margins = np.einsum("i,mij,j->m", pulls, kernels, pulls)
+        parts.append(margins / margins.sum())
+    model = MultipleKernelClassifier(GAMMAS, method="margin", regularization=0.2)
+    model.fit(X, y)
+    np.testing.assert_allclose(model.kernel_weights_, np.mean(parts, axis=0), atol=1e-4)
+    mixed = np.einsum("m,mij->ij", model.kernel_weights_, kernels)
+    np.testing.assert_allclose(model.kernel(X), mixed, atol=1e-12)
+
+
+def test_rows_that_are_alike_have_no_margin():
+    model = MultipleKernelClassifier(GAMMAS, method="margin")
+    model.fit(np.ones((6, 2)), [0, 1] * 3)
+    np.testing.assert_allclose(model.kernel_weights_, 1 / 3)
+
+
+@pytest.mark.parametrize("method", ["alignf", "margin"])
+def test_kernels_of_the_user(method):
+    """Gaussian kernels as functions, of any scale, are the bandwidths' own."""
+    X, y = make_problem(60, 3)
+    given = [
+        lambda X, Z, gamma=gamma: 7 * rbf_kernel(X, Z, gamma=gamma) for gamma in GAMMAS
+    ]
+    ours = MultipleKernelClassifier(kernels=given, method=method).fit(X, y)
+    theirs = MultipleKernelClassifier(GAMMAS, method=method).fit(X, y)
+    assert ours.gammas_ is None
+    np.testing.assert_allclose(ours.kernel_weights_, theirs.kernel_weights_, atol=1e-6)
+    np.testing.assert_allclose(ours.kernel(X[:9]), theirs.kernel(X[:9]), atol=1e-6)
+    # A kernel that knows the classes takes most of the weight.
+    sees = [lambda X, Z: rbf_kernel(X, Z, gamma=0.5), "linear"]
+    model = MultipleKernelClassifier(kernels=sees, method=method).fit(X, y)
+    assert model.kernel_weights_[0] > 0.5
+
+
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_probabilities(n_classes):
+    X, y = make_problem(240, n_classes)
+    names = np.array(["in", "mid", "out"])[y]
+    model = MultipleKernelClassifier(probability=True).fit(X[:160], names[:160])
+    found = model.predict_proba(X[160:])
+    assert found.shape == (80, n_classes)
+    np.testing.assert_allclose(found.sum(axis=1), 1.0)
+    right = found[np.arange(80), np.searchsorted(model.classes_, names[160:])]
+    # Of shares of the classes the log loss is near log(n_classes).
+    assert -np.log(right).mean() < 0.6 * np.log(n_classes)
+    assert not hasattr(MultipleKernelClassifier(), "predict_proba")
+    with pytest.raises(ParameterError, match="a class has a single sample"):
+        MultipleKernelClassifier(probability=True).fit(X[:9], [0] * 8 + [1])
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 1.0])
+def test_regression_is_kernel_ridge_on_the_mixture(alpha):
+    X, _ = make_problem(80)
+    y = 5 + np.sin(2 * X[:, 0]) + X[:, 1]
+    model = MultipleKernelRegressor(GAMMAS, alpha=alpha).fit(X[:60], y[:60])
+    theirs = KernelRidge(alpha=alpha, kernel="precomputed")
+    theirs.fit(model.kernel(X[:60]), y[:60] - y[:60].mean())
+    expected = theirs.predict(model.kernel(X[60:])) + y[:60].mean()
+    np.testing.assert_allclose(model.predict(X[60:]), expected, atol=1e-8)
+    ideal = np.outer(y[:60] - y[:60].mean(), y[:60] - y[:60].mean())
+    kernels = centred_kernels(X[:60])
+    best = max(
+        alignment(v, kernels, ideal)
+        for v in np.random.default_rng(0).dirichlet(np.ones(3), 500)
+    )
+    assert alignment(model.kernel_weights_, kernels, ideal) > best - 1e-9
+
+
+def test_the_same_bits_on_one_and_two_threads():
+    """In processes of their own: BLAS is told its threads when it starts."""
+    code = """
+import hashlib, numpy as np
+from coulomb.estimators import MultipleKernelClassifier, MultipleKernelRegressor
+X = np.random.default_rng(0).normal(size=(700, 30))
+y = (X[:, 0] * X[:, 1] > 0).astype(int)
+found = [MultipleKernelRegressor().fit(X, X[:, 0]).predict(X[:99])]
+for method in ("alignf", "margin"):
+    model = MultipleKernelClassifier((0.01, 0.1), method=method).fit(X, y)
+    found += [model.kernel_weights_, model.decision_function(X[:99])]
+print(hashlib.sha256(np.concatenate(found).tobytes()).hexdigest())
+"""
+    printed = set()
+    for threads in "12":
+        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        chosen = os.environ | dict.fromkeys(names, threads)
+        run = subprocess.run(
+            [sys.executable, "-c", code], env=chosen, capture_output=True, text=True
+        )
+        assert run.returncode == 0, run.stderr
+        printed.add(run.stdout)
+    assert len(printed) == 1

@@ -3,6 +3,7 @@
 from coulomb.estimators.baselines import (
     ImportanceSampler,
     MultipleKernelClassifier,
+    MultipleKernelRegressor,
     OrthogonalSampler,
 )
 from coulomb.estimators.coulomb import CoulombSampler
@@ -14,5 +15,6 @@ __all__ = [
     "CoulombSampler",
     "ImportanceSampler",
     "MultipleKernelClassifier",
+    "MultipleKernelRegressor",
     "OrthogonalSampler",
 ]

@@ -1,16 +1,26 @@
 """Baselines: orthogonal and importance-sampled features, multiple-kernel learning."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
 import torch
+from scipy.linalg import solve
 from scipy.optimize import nnls
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.metrics.pairwise import euclidean_distances
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics.pairwise import (
+    PAIRWISE_KERNEL_FUNCTIONS,
+    euclidean_distances,
+    pairwise_kernels,
+)
+from sklearn.model_selection import StratifiedKFold, cross_val_predict
 from sklearn.svm import SVC
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
+from threadpoolctl import threadpool_limits
 
 from coulomb._support.checks import (
     check_count,
@@ -337,37 +347,168 @@ def _bisect_depth(gaps: np.ndarray, radius: float, tol: float) -> float:
 
 # Entries of one block of all the kernels together: 32 megabytes.
 _BLOCK_ENTRIES = 2**22
-_METHODS = ("alignf", "uniform")
+_FOLDS = 5  # behind the probabilities
+_TIGHT = 1e-8  # of the optimality conditions of the margin problem
+# Sums in BLAS depend on its threads; one thread gives the same bits everywhere.
+_one_thread = partial(threadpool_limits, limits=1, user_api="blas")
+Kernel = str | Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-class MultipleKernelClassifier(ClassifierMixin, BaseEstimator):
-    """A support vector machine on a learned mixture of Gaussian kernels.
+class _Kernels:
+    """All kernels of a mixture, in blocks of rows, each with a mean diagonal of one."""
 
-    The kernel is `K = sum_m v_m exp(-gamma_m |x - x'|^2)`, with v >= 0 and sum 1. The
-    weights maximise the alignment of the centred kernel with the centred labels [1]_,
+    def __init__(self, gammas: Any, kernels: Any, X: np.ndarray) -> None:
+        self.gammas = _check_gammas(gammas) if kernels is None else None
+        self._given: list[Kernel] = [] if kernels is None else _check_kernels(kernels)
+        self.size = len(self._given) if self.gammas is None else len(self.gammas)
+        self._scales = np.ones(self.size)
+        if self._given:
+            diagonals = np.empty((self.size, len(X)))
+            for rows, found in self.blocks(X, X):
+                places = np.arange(rows.start, rows.start + found.shape[1])
+                diagonals[:, rows] = found[:, np.arange(len(places)), places]
+            if not (diagonals >= 0).all() or not diagonals.any(axis=1).all():
+                raise ParameterError(
+                    "`kernels` must have diagonals of at least 0, and not all 0; got "
+                    f"means of {diagonals.mean(axis=1)}."
+                )
+            self._scales = 1 / diagonals.mean(axis=1)
+
+    def blocks(
+        self, X: np.ndarray, Z: np.ndarray
+    ) -> Iterator[tuple[slice, np.ndarray]]:
+        """Yield blocks of rows of all kernels, shape `(m, rows, len(Z))`."""
+        size = max(1, _BLOCK_ENTRIES // (self.size * len(Z)))
+        for start in range(0, len(X), size):
+            rows = slice(start, min(start + size, len(X)))
+            if self.gammas is None:
+                parts = [self._evaluate(each, X[rows], Z) for each in self._given]
+                yield rows, np.stack(parts) * self._scales[:, None, None]
+            else:
+                yield rows, _gaussians(X[rows], Z, self.gammas, start if X is Z else -1)
+
+    @staticmethod
+    def _evaluate(kernel: Kernel, X: np.ndarray, Z: np.ndarray) -> np.ndarray:
+        if isinstance(kernel, str):
+            return np.asarray(pairwise_kernels(X, Z, metric=kernel))
+        found = np.asarray(kernel(X, Z), dtype=np.float64)
+        if found.shape != (len(X), len(Z)) or not np.isfinite(found).all():
+            raise ParameterError(
+                f"`kernels` must give finite matrices of shape ({len(X)}, {len(Z)}) "
+                f"here; got {found.shape} of {kernel!r}."
+            )
+        return found
+
+    def mix(self, weights: np.ndarray, X: np.ndarray, Z: np.ndarray) -> np.ndarray:
+        """Evaluate the mixture of all kernels."""
+        mixed = np.empty((X.shape[0], Z.shape[0]))
+        for rows, kernels in self.blocks(X, Z):
+            np.einsum("m,mij->ij", weights, kernels, out=mixed[rows])
+        return mixed
+
+
+class _MultipleKernels(BaseEstimator):  # type: ignore[misc]
+    """What the classifier and the regressor share: the columns and the mixture."""
+
+    def _learn(self, X: np.ndarray, y: Any, target: str) -> np.ndarray:
+        """Learn the weights of the kernels; give the mixed kernel of the data."""
+        weight = np.ones(X.shape[0])
+        labels = encode_target(y, weight, target=target)
+        columns = describe_columns(X, weight, standardize=self.standardize)
+        self.mean_, self.scale_ = columns.mean, columns.scale
+        self._X = (X - self.mean_) / self.scale_
+        self._kernels = _Kernels(self.gammas, self.kernels, self._X)
+        self.gammas_ = self._kernels.gammas
+        weights = np.full(self._kernels.size, 1.0 / self._kernels.size)
+        if self.method == "alignf":
+            weights = solve_alignment(
+                *_alignment_problem(self._kernels, self._X, labels)
+            )
+        elif self.method == "margin":
+            parts = [self._margins(weights, signs) for signs in _one_against_rest(y)]
+            weights = np.mean(parts, axis=0)
+        self.kernel_weights_ = weights
+        return self._kernels.mix(weights, self._X, self._X)
+
+    def _margins(self, weights: np.ndarray, signs: np.ndarray) -> np.ndarray:
+        """Weigh kernels by the squared margin each has at the solution for their mean.
+
+        That is `gamma' Y K_m Y gamma`, scaled to sum one.
+        """
+        mixed = self._kernels.mix(weights, self._X, self._X)
+        pulls = signs * solve_margin(mixed, signs, self.regularization)
+        margins = np.zeros(self._kernels.size)
+        for rows, kernels in self._kernels.blocks(self._X, self._X):
+            margins += (kernels @ pulls) @ pulls[rows]
+        margins = np.maximum(margins, 0.0)
+        # Where all rows are alike there is no margin, but for rounding.
+        found = margins.sum() > len(signs) * np.finfo(float).eps
+        return margins / margins.sum() if found else weights
+
+    def kernel(self, X: Any) -> np.ndarray:
+        """Evaluate the mixed kernel against the training data.
+
+        Parameters
+        ----------
+        X
+            Data, shape `(n, p)`.
+
+        Returns
+        -------
+        ndarray
+            Shape `(n, n_train)`.
+        """
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        with _one_thread():
+            scaled = (X - self.mean_) / self.scale_
+            return self._kernels.mix(self.kernel_weights_, scaled, self._X)
+
+
+class MultipleKernelClassifier(ClassifierMixin, _MultipleKernels):
+    """A support vector machine on a learned mixture of kernels.
+
+    The kernel is `K = sum_m v_m K_m`, with v >= 0 and sum 1, by default of Gaussian
+    kernels `exp(-gamma_m |x - x'|^2)`. The weights maximise the alignment of the
+    centred kernel with the centred labels [1]_,
 
         max_{v >= 0} <H K H, Y Y'> / |H K H|,
 
     a convex problem: `min_{v >= 0} v'Mv - 2 v'a` up to scale, where
-    `M_ml = <H K_m H, H K_l H>` and `a_m = <H K_m H, Y Y'>`.
+    `M_ml = <H K_m H, H K_l H>` and `a_m = <H K_m H, Y Y'>`. Or they are the squared
+    margins of the kernels at the solution of [2]_
+
+        min (1 - r) g' Y K Y g + r |g|^2,  g >= 0 of sum one in each of two classes,
+
+    for K the mean of the kernels; more classes are taken one against the rest, and
+    their weights averaged.
 
     Parameters
     ----------
     gammas
-        The bandwidths.
+        The bandwidths; not used if kernels are given.
     C
         Regularisation of the support vector machine.
     standardize
         Centre and scale each column first.
     method
-        "alignf" as above, or "uniform" for equal weights.
+        "alignf" and "margin" as above, or "uniform" for equal weights.
+    kernels
+        Instead of Gaussian ones: functions that give the matrix `k(X, Z)`, positive
+        semi-definite, or names that `sklearn.metrics.pairwise` knows. Each is scaled
+        to a mean diagonal of one.
+    regularization
+        `r` of "margin", in (0, 1].
+    probability
+        Whether `predict_proba` is wanted: five more machines learn on parts of the
+        data, and a logistic regression on what they say of the rest.
 
     Attributes
     ----------
     kernel_weights_
-        The weights v, one per bandwidth.
+        The weights v, one per kernel.
     gammas_
-        The bandwidths in use.
+        The bandwidths in use, or None.
     classes_
         The labels seen in `fit`.
     svc_
@@ -377,15 +518,18 @@ class MultipleKernelClassifier(ClassifierMixin, BaseEstimator):
 
     Notes
     -----
-    The paper takes the weights from MEMO of MKLpy, which maximises margin over radius.
-    MKLpy needs packages that are no longer maintained; the alignment problem is convex
-    too, and has one answer. MKLpy's normalisation of the kernels changes nothing here:
-    a Gaussian kernel has a unit diagonal.
+    The paper takes the weights from MEMO of MKLpy, which maximises the margin with the
+    least effort; "margin" is the convex problem of EasyMKL behind it. It is the dual
+    of a machine with the kernel `(1 - r) K + r I` and no slack, and solved as such.
+    MKLpy's normalisation of the kernels changes nothing for Gaussian ones, which have
+    a unit diagonal.
 
     References
     ----------
     .. [1] Cortes, Mohri, Rostamizadeh (2012), Algorithms for learning kernels based on
        centered alignment.
+    .. [2] Aiolli, Donini (2015), EasyMKL: a scalable multiple kernel learning
+       algorithm.
 
     Examples
     --------
@@ -403,11 +547,17 @@ class MultipleKernelClassifier(ClassifierMixin, BaseEstimator):
         C: float = 1.0,
         standardize: bool = False,
         method: str = "alignf",
+        kernels: Sequence[Kernel] | None = None,
+        regularization: float = 0.1,
+        probability: bool = False,
     ) -> None:
         self.gammas = gammas
         self.C = C
         self.standardize = standardize
         self.method = method
+        self.kernels = kernels
+        self.regularization = regularization
+        self.probability = probability
 
     def fit(self, X: Any, y: Any) -> Self:
         """Learn the weights of the kernels, then the machine.
@@ -424,22 +574,34 @@ class MultipleKernelClassifier(ClassifierMixin, BaseEstimator):
         MultipleKernelClassifier
             The estimator.
         """
-        self.gammas_ = _check_gammas(self.gammas)
         check_real("C", self.C, above=0)
-        check_member("method", self.method, _METHODS)
+        check_real("regularization", self.regularization, above=0, at_most=1)
+        check_member("method", self.method, ("alignf", "margin", "uniform"))
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         if y.dtype.kind not in "biufSU":
             check_labels("y", y.tolist())
         check_classification_targets(y)
-        weight = np.ones(X.shape[0])
-        labels = encode_target(y, weight, target="classes")
-        columns = describe_columns(X, weight, standardize=self.standardize)
-        self.mean_, self.scale_ = columns.mean, columns.scale
-        self._X = (X - self.mean_) / self.scale_
-        self.kernel_weights_ = self._learn_weights(labels)
-        self.svc_ = SVC(kernel="precomputed", C=self.C).fit(self._mix(self._X), y)
-        self.classes_ = self.svc_.classes_
+        with _one_thread():
+            mixed = self._learn(X, y, "classes")
+            self.svc_ = SVC(kernel="precomputed", C=self.C).fit(mixed, y)
+            self.classes_ = self.svc_.classes_
+            if self.probability:
+                self._odds = self._calibrate(mixed, y)
         return self
+
+    def _calibrate(self, kernel: np.ndarray, y: np.ndarray) -> LogisticRegression:
+        """Regress the classes on what machines say of rows that they did not see."""
+        rarest = int(np.unique(y, return_counts=True)[1].min())
+        if rarest < 2:
+            raise ParameterError(
+                "`probability` must be False where a class has a single sample; got "
+                "True."
+            )
+        folds = StratifiedKFold(min(_FOLDS, rarest))
+        held_out = cross_val_predict(
+            clone(self.svc_), kernel, y, cv=folds, method="decision_function"
+        )
+        return LogisticRegression().fit(_as_columns(held_out), y)
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Evaluate the signed distance to each class boundary.
@@ -473,8 +635,9 @@ class MultipleKernelClassifier(ClassifierMixin, BaseEstimator):
         kernel = self.kernel(X)
         return self.svc_.predict(kernel)
 
-    def kernel(self, X: Any) -> np.ndarray:
-        """Evaluate the mixed kernel against the training data.
+    @available_if(lambda self: self.probability)
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Estimate the probability of every class; needs `probability=True`.
 
         Parameters
         ----------
@@ -484,22 +647,143 @@ class MultipleKernelClassifier(ClassifierMixin, BaseEstimator):
         Returns
         -------
         ndarray
-            Shape `(n, n_train)`.
+            Shape `(n, n_classes)`, in the order of `classes_`.
         """
-        check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
-        return self._mix((X - self.mean_) / self.scale_)
+        decisions = self.decision_function(X)
+        return self._odds.predict_proba(_as_columns(decisions))
 
-    def _learn_weights(self, labels: np.ndarray) -> np.ndarray:
-        if self.method == "uniform":
-            return np.full(len(self.gammas_), 1.0 / len(self.gammas_))
-        return solve_alignment(*_alignment_problem(self._X, self.gammas_, labels))
 
-    def _mix(self, X: np.ndarray) -> np.ndarray:
-        mixed = np.empty((X.shape[0], self._X.shape[0]))
-        for rows, kernels in _kernel_blocks(X, self._X, self.gammas_):
-            np.einsum("m,mij->ij", self.kernel_weights_, kernels, out=mixed[rows])
-        return mixed
+class MultipleKernelRegressor(RegressorMixin, _MultipleKernels):
+    """Kernel ridge regression on a learned mixture of kernels.
+
+    The kernel is that of `MultipleKernelClassifier`, its weights those that maximise
+    the alignment with the centred target; the machine minimises
+    `|y - mean(y) - K c|^2 + alpha c'K c`.
+
+    Parameters
+    ----------
+    gammas
+        The bandwidths; not used if kernels are given.
+    alpha
+        The penalty, positive.
+    standardize
+        Centre and scale each column first.
+    method
+        "alignf", or "uniform" for equal weights.
+    kernels
+        Instead of Gaussian ones, as in the classifier.
+
+    Attributes
+    ----------
+    kernel_weights_
+        The weights v, one per kernel.
+    gammas_
+        The bandwidths in use, or None.
+    intercept_, dual_coef_
+        The mean of the target, and c.
+    mean_, scale_
+        Location and scale of each column; zeros and ones without standardisation.
+
+    Examples
+    --------
+    >>> X = np.random.default_rng(0).normal(size=(120, 2))
+    >>> y = np.sin(2 * X[:, 0]) + X[:, 1]
+    >>> model = MultipleKernelRegressor(alpha=0.01).fit(X[:80], y[:80])
+    >>> bool(model.score(X[80:], y[80:]) > 0.8)
+    True
+    """
+
+    def __init__(
+        self,
+        gammas: Sequence[float] = (0.1, 0.3, 0.7, 1.0, 1.3, 1.6),
+        *,
+        alpha: float = 1.0,
+        standardize: bool = False,
+        method: str = "alignf",
+        kernels: Sequence[Kernel] | None = None,
+    ) -> None:
+        self.gammas = gammas
+        self.alpha = alpha
+        self.standardize = standardize
+        self.method = method
+        self.kernels = kernels
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Learn the weights of the kernels, then the machine.
+
+        Parameters
+        ----------
+        X
+            Data, shape `(n, p)`.
+        y
+            Numbers, shape `(n,)`.
+
+        Returns
+        -------
+        MultipleKernelRegressor
+            The estimator.
+        """
+        check_real("alpha", self.alpha, above=0)
+        check_member("method", self.method, ("alignf", "uniform"))
+        X, y = validate_data(
+            self, X, y, dtype=np.float64, y_numeric=True, ensure_min_samples=2
+        )
+        with _one_thread():
+            mixed = self._learn(X, y, "number")
+            self.intercept_ = float(np.mean(y))
+            mixed[np.diag_indices_from(mixed)] += self.alpha
+            self.dual_coef_ = solve(mixed, y - self.intercept_, assume_a="pos")
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Predict the target.
+
+        Parameters
+        ----------
+        X
+            Data, shape `(n, p)`.
+
+        Returns
+        -------
+        ndarray
+            Shape `(n,)`.
+        """
+        kernel = self.kernel(X)
+        with _one_thread():
+            return kernel @ self.dual_coef_ + self.intercept_
+
+
+def _as_columns(decisions: np.ndarray) -> np.ndarray:
+    return decisions.reshape(len(decisions), -1)
+
+
+def _one_against_rest(y: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield signs: one vector for two classes, one for each of more."""
+    found, codes = np.unique(y, return_inverse=True)
+    for place in range(1 if len(found) == 2 else 0, len(found)):
+        yield np.where(codes == place, 1.0, -1.0)
+
+
+def solve_margin(
+    kernel: np.ndarray, signs: np.ndarray, regularization: float
+) -> np.ndarray:
+    """Solve `min (1 - r) g'YKYg + r |g|^2`, g >= 0 of sum one in each class.
+
+    The nearest points of two hulls are the dual of a machine without slack, up to
+    scale; its bound C is more than any multiplier can reach.
+
+    Examples
+    --------
+    >>> solve_margin(np.eye(3), np.array([1.0, 1.0, -1.0]), 0.5).round(6).tolist()
+    [0.5, 0.5, 1.0]
+    """
+    matrix = (1 - regularization) * kernel
+    matrix[np.diag_indices_from(matrix)] += regularization
+    bound = 10 * len(signs) / regularization
+    machine = SVC(kernel="precomputed", C=bound, tol=_TIGHT).fit(matrix, signs)
+    pulls = np.zeros(len(signs))
+    pulls[machine.support_] = np.abs(machine.dual_coef_[0])
+    return 2 * pulls / pulls.sum()
 
 
 def solve_alignment(products: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -527,41 +811,57 @@ def solve_alignment(products: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def _alignment_problem(
-    X: np.ndarray, gammas: np.ndarray, labels: np.ndarray
+    source: _Kernels, X: np.ndarray, labels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """`M` and `a` of the alignment problem; no n by n matrix is formed."""
-    blocks = _kernel_blocks(X, X, gammas)
+    blocks = source.blocks(X, X)
     means = np.concatenate([kernels.mean(axis=2) for _, kernels in blocks], axis=1)
     totals = means.mean(axis=1)
-    products = np.zeros((len(gammas), len(gammas)))
-    targets = np.zeros(len(gammas))
-    for rows, kernels in _kernel_blocks(X, X, gammas):
+    products = np.zeros((source.size, source.size))
+    targets = np.zeros(source.size)
+    for rows, kernels in source.blocks(X, X):
         kernels -= means[:, rows, None]
         kernels -= (means - totals[:, None])[:, None, :]
-        flat = kernels.reshape(len(gammas), -1)
+        flat = kernels.reshape(source.size, -1)
         products += flat @ flat.T
         targets += np.sum((kernels @ labels) * labels[rows], axis=(1, 2))
     return products, targets
 
 
-def _kernel_blocks(
-    X: np.ndarray, Z: np.ndarray, gammas: np.ndarray
-) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield blocks of rows of all Gaussian kernels, shape `(m, rows, len(Z))`."""
-    size = max(1, _BLOCK_ENTRIES // (len(gammas) * len(Z)))
-    for start in range(0, len(X), size):
-        rows = slice(start, start + size)
-        with np.errstate(over="ignore", invalid="ignore"):
-            distances = euclidean_distances(X[rows], Z, squared=True)
-        if not np.isfinite(distances).all():
-            raise ParameterError(
-                "`X` holds values whose squared distances overflow; use "
-                "`standardize=True` or rescale the columns."
+def _gaussians(
+    X: np.ndarray, Z: np.ndarray, gammas: np.ndarray, diagonal: int
+) -> np.ndarray:
+    """Evaluate all Gaussian kernels; row i is the row `diagonal + i` of Z, or -1."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        distances = euclidean_distances(X, Z, squared=True)
+    if not np.isfinite(distances).all():
+        raise ParameterError(
+            "`X` holds values whose squared distances overflow; use "
+            "`standardize=True` or rescale the columns."
+        )
+    if diagonal >= 0:
+        # The expansion |x|^2 - 2 x.z + |z|^2 leaves rounding on the diagonal.
+        distances[np.arange(len(X)), diagonal + np.arange(len(X))] = 0
+    return np.exp(-gammas[:, None, None] * distances)
+
+
+def _check_kernels(kernels: Any) -> list[Kernel]:
+    if isinstance(kernels, str) or not np.iterable(kernels):
+        raise ParameterTypeError(
+            "`kernels` must be a sequence of functions or names, or None; got "
+            f"{shown(kernels)}."
+        )
+    found = list(kernels)
+    for kernel in found:
+        if isinstance(kernel, str):
+            check_member("kernels", kernel, PAIRWISE_KERNEL_FUNCTIONS)
+        elif not callable(kernel):
+            raise ParameterTypeError(
+                f"`kernels` must hold functions or names; got {shown(kernel)}."
             )
-        if X is Z:
-            # The expansion |x|^2 - 2 x.z + |z|^2 leaves rounding on the diagonal.
-            distances[np.arange(len(distances)), start + np.arange(len(distances))] = 0
-        yield rows, np.exp(-gammas[:, None, None] * distances)
+    if not found:
+        raise ParameterError("`kernels` must hold at least one kernel; got none.")
+    return found
 
 
 def _check_gammas(gammas: Any) -> np.ndarray:

@@ -32,7 +32,8 @@ METHOD_TITLES = {
     "svm-cv": "RBF SVM, bandwidth by cross-validation",
     "fixed": "random Fourier features",
     "orthogonal": "orthogonal random features",
-    "multiple-kernels": "multiple-kernel learning",
+    "multiple-kernels": "multiple-kernel learning, alignment",
+    "multiple-margin": "multiple-kernel learning, margin",
     "importance": "importance sampling",
     "langevin": "learned particles",
     # Arms of Phase A: windows around the token, and at shifts drawn at random.

@@ -73,6 +73,7 @@ NOISE_ROWS: tuple[Job, ...] = (
     {"method": "fixed", "constants": "default"},
     {"method": "orthogonal", "constants": "paper"},
     {"method": "multiple-kernels", "constants": "paper"},
+    {"method": "multiple-margin", "constants": "paper"},
     {"method": "importance", "constants": "paper"},
     {"method": "importance", "constants": "default"},
     {"method": "langevin", "constants": "paper", "strength": 0.5},
@@ -379,6 +380,7 @@ _WHOLE: dict[str, Callable[[Job], Any]] = {
     "svm": lambda job: SVC(gamma=job["gamma"]),
     "svm-cv": lambda job: GridSearchCV(SVC(), _GRID, cv=5),
     "multiple-kernels": lambda job: MultipleKernelClassifier(),
+    "multiple-margin": lambda job: MultipleKernelClassifier(method="margin"),
 }
 _FEATURES = ("fixed", "orthogonal", "importance")
 
