@@ -407,7 +407,7 @@ class _Kernels:
         return mixed
 
 
-class _MultipleKernels(BaseEstimator):  # type: ignore[misc]
+class _MultipleKernels(BaseEstimator):
     """What the classifier and the regressor share: the columns and the mixture."""
 
     def _learn(self, X: np.ndarray, y: Any, target: str) -> np.ndarray:
@@ -635,7 +635,7 @@ class MultipleKernelClassifier(ClassifierMixin, _MultipleKernels):
         kernel = self.kernel(X)
         return self.svc_.predict(kernel)
 
-    @available_if(lambda self: self.probability)
+    @available_if(lambda self: self.probability)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> np.ndarray:
         """Estimate the probability of every class; needs `probability=True`.
 

@@ -25,7 +25,8 @@ def free_energy_falls(records: Sequence[Record], constants: str) -> Finding | No
     steps = sum(record.metrics["free_steps"] for record in records)
     rises = sum(record.metrics["free_energy_rises"] for record in records)
     largest = max(record.metrics["largest_rise"] for record in records)
-    ours = f"rises in {rises:.0f} of {steps:.0f} steps, by {largest:.2g} at most"
+    ours = f"rises in {rises:.0f} of {steps:.0f} steps"
+    ours += f", by {largest:.2g} at most" if rises else ""
     criterion = "Holds if no step of a solver that takes any step raises it beyond "
     criterion += "rounding."
     found = Verdict.FAILS if rises else Verdict.HOLDS
