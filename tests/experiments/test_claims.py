@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from coulomb.experiments.claims import (
     synthetic,
     text,
     theory,
+    words,
 )
 from coulomb.experiments.paper import TASKS, kernel_minus_vanilla, paper_table
-from coulomb.experiments.records import Record, job_key
+from coulomb.experiments.records import Record, job_key, load_experiments
+from coulomb.experiments.summary import experiment_tables, table_text
 from coulomb.experiments.synthetic import synthetic_job
 
 
@@ -219,8 +222,8 @@ def test_numbers_of_sentences_are_those_of_the_tables(task):
     source = f"tab:{task}_detailed_metrics"
     quoted = [claim.paper for claim in all_claims() if claim.source == source]
     assert len(quoted) > 4
-    for words in quoted:
-        assert set(re.findall(r"-?0\.\d{4}", words)) <= printed, words
+    for quote in quoted:
+        assert set(re.findall(r"-?0\.\d{4}", quote)) <= printed, quote
 
 
 def text_records(better, task="rotten_tomatoes"):
@@ -462,3 +465,34 @@ def test_claims_of_large_deviations(slope, error, largest, calibrated, verdict):
     assert found.verdict is verdict
     assert f"{slope:.4f} ± {error / 3**0.5:.4f}, predicted 0.2550" in found.ours
     assert "Independent particles, whose rate is exact" in found.note
+
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+
+
+def test_published_verdicts_are_those_of_the_published_records():
+    """Every line of the page that says so is what `coulomb claims` finds in them."""
+    page = (RESULTS / "paper-claims.md").read_text().partition("\n## ")[0]
+    expected = []
+    for result in judge_claims(load_experiments(RESULTS / "records")):
+        for f in result.findings:
+            if f.verdict is not Verdict.UNTESTED:
+                cells = (
+                    result.claim.text,
+                    f.constants,
+                    " ".join(filter(None, (f.ours, f.note))),
+                    words(f.difference) if f.difference else "",
+                    f.verdict.value,
+                    f.criterion,
+                )
+                expected.append(f"| {' | '.join(cells)} | yes |")
+    assert len(expected) >= 6
+    assert [line for line in page.splitlines() if line.endswith("| yes |")] == expected
+
+
+@pytest.mark.parametrize("name", ["meanfield", "deviations"])
+def test_published_tables_are_those_of_the_published_records(name):
+    records = load_experiments(RESULTS / "records")[name]
+    table = table_text(experiment_tables(name, records)["summary"])
+    assert table == (RESULTS / "paper" / f"{name}-summary.csv").read_text()
+    assert table.count("\n") >= 6
