@@ -30,6 +30,38 @@ class Particles(NamedTuple):
         """Particles in each group."""
         return self.positions.shape[-2]
 
+    def take(self, chosen: Tensor | slice) -> "Particles":
+        """Keep some particles of one group.
+
+        Parameters
+        ----------
+        chosen
+            Which.
+
+        Returns
+        -------
+        Particles
+            These particles.
+        """
+        phases = None if self.phases is None else self.phases[chosen]
+        return Particles(self.positions[chosen], phases)
+
+    def to(self, dtype: torch.dtype) -> "Particles":
+        """Convert to another precision.
+
+        Parameters
+        ----------
+        dtype
+            Of positions and phases.
+
+        Returns
+        -------
+        Particles
+            The same particles.
+        """
+        phases = None if self.phases is None else self.phases.to(dtype)
+        return Particles(self.positions.to(dtype), phases)
+
 
 class AbstractFeatureMap(ABC):
     """A map from inputs `(*groups, n, dim)` to features `(*groups, n, n_features)`.

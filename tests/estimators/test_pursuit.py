@@ -9,15 +9,13 @@ from sklearn.linear_model import RidgeClassifierCV
 from coulomb import CoulombSampler
 from coulomb._support.errors import ParameterError
 from coulomb.estimators.selection import (
-    Features,
-    Moments,
-    Rows,
     complete,
     furthest_gain,
     held_out_losses,
     pursue,
 )
-from coulomb.features import Fourier
+from coulomb.features import Fourier, Particles
+from coulomb.objectives import Sample
 
 
 def problem(n=60, pool=12, labels=2, seed=0):
@@ -40,66 +38,56 @@ def refit(features, labels, count):
     return chosen
 
 
-def ones(n):
-    return torch.ones(n, dtype=torch.float64)
+def rows(labels, weights=None):
+    return Sample(torch.zeros(len(labels), 1, dtype=labels.dtype), labels, weights)
 
 
 @pytest.mark.parametrize("labels", [1, 3])
 @pytest.mark.parametrize("seed", range(5))
 def test_the_choice_is_that_of_refits(labels, seed):
     features, y = problem(labels=labels, seed=seed)
-    moments = Moments.of(features, y, ones(len(y)))
-    found = pursue(*moments.centred(), 8, ridge=0.0)
+    found = pursue(features, rows(y), 8, ridge=0.0)
     assert found.tolist() == refit(features, y, 8)
 
 
 def test_fewer_are_the_first_of_more():
     features, y = problem()
-    products = Moments.of(features, y, ones(len(y))).centred()
-    assert torch.equal(pursue(*products, 3), pursue(*products, 9)[:3])
+    few, many = (pursue(features, rows(y), count) for count in (3, 9))
+    assert torch.equal(few, many[:3])
 
 
 def test_copies_are_the_last_choice():
     features, y = problem(pool=6)
     doubled = torch.cat([features, features], dim=1)
-    found = pursue(*Moments.of(doubled, y, ones(len(y))).centred(), 12)
+    found = pursue(doubled, rows(y), 12)
     assert sorted(i % 6 for i in found[:6].tolist()) == list(range(6))
     assert sorted(found.tolist()) == list(range(12))
 
 
-def test_centred_products():
+def test_neither_offsets_nor_a_row_twice_change_the_choice():
     features, y = problem()
-    gram, cross = Moments.of(features, y, ones(60)).centred()
-    centred = features - features.mean(dim=0)
-    torch.testing.assert_close(gram, centred.T @ centred)
-    torch.testing.assert_close(cross, centred.T @ (y - y.mean(dim=0)))
-
-
-def test_a_weight_of_two_is_a_row_twice():
-    features, y = problem()
-    weights = ones(60)
+    weights = torch.ones(60, dtype=torch.float64)
     weights[:10] = 2
     twice = torch.cat([torch.arange(60), torch.arange(10)])
-    products = Moments.of(features, y, weights).centred()
-    repeated = Moments.of(features[twice], y[twice], ones(70)).centred()
-    for found, expected in zip(products, repeated, strict=True):
-        torch.testing.assert_close(found, expected)
+    weighted = pursue(features, rows(y, weights / weights.sum()), 6, ridge=1e-9)
+    repeated = pursue(features[twice] + 5, rows(y[twice] - 3), 6, ridge=1e-9)
+    assert torch.equal(weighted, repeated)
+    assert not torch.equal(weighted, pursue(features, rows(y), 6, ridge=1e-9))
 
 
 def drawn_features(count, dim, seed, scale=1.0):
     source = torch.Generator().manual_seed(seed)
     positions = scale * torch.randn(count, dim, generator=source, dtype=torch.float64)
-    return Features(positions, 6.28 * torch.rand(count, generator=source).double())
+    return Particles(positions, 6.28 * torch.rand(count, generator=source).double())
 
 
 def chosen_count(labels, x, pool, counts=(0, 8, 16)):
     """Pursue on half of the rows; the other half decides."""
-    halves = [Rows(x[i::2], labels[i::2], ones(len(x) // 2)) for i in range(2)]
+    halves = [Sample(x[i::2], labels[i::2]) for i in range(2)]
     # Nearly constant features.
     drawn = drawn_features(32, x.shape[1], seed=1, scale=0.01)
     inside = halves[0]
-    moments = Moments.of(pool.values(inside.x), inside.labels, inside.weights)
-    found = pool.take(pursue(*moments.centred(), counts[-1]))
+    found = pool.take(pursue(Fourier()(inside.x, pool), inside, counts[-1]))
     losses = [
         held_out_losses(complete(drawn, found, k), *halves, Fourier()) for k in counts
     ]
@@ -108,7 +96,7 @@ def chosen_count(labels, x, pool, counts=(0, 8, 16)):
 
 def test_labels_that_are_a_feature_are_found():
     x, pool = problem(n=200, pool=4)[0], drawn_features(50, 4, seed=2)
-    labels = pool.values(x)[:, 7:8]
+    labels = Fourier()(x, pool)[:, 7:8]
     count, losses = chosen_count(labels - labels.mean(), x, pool)
     assert count > 0
     assert float(losses[1].mean()) < 0.05 * float(losses[0].mean())
@@ -180,12 +168,12 @@ def test_nothing_is_pursued_at_a_given_temperature_or_without_labels():
 def test_what_was_tried_is_told():
     X, y = xor()
     sampler = CoulombSampler(32, random_state=0).fit(X, y)
-    tried = {t["pursued"]: t["score"] for t in sampler.selection_ if "pursued" in t}
-    assert list(tried) == [0, 8, 16, 32]
-    assert sampler.n_pursued_ == 0 or tried[sampler.n_pursued_] == max(tried.values())
-    moved = {t["steps"]: t["score"] for t in sampler.selection_ if "steps" in t}
-    assert list(moved) == [0, 5, 10, 20, 40]
-    assert sampler.n_iter_ in moved
+    tried = [t for t in sampler.selection_ if "law" not in t]
+    assert (tried[0]["scaled"], tried[0]["pursued"], tried[0]["steps"]) == (False, 0, 0)
+    ends = (sampler.scaled_, sampler.n_pursued_, sampler.n_iter_)
+    assert ends in [(t["scaled"], t["pursued"], t["steps"]) for t in tried]
+    assert {t["pursued"] for t in tried} <= {0, 8, 16, 32}
+    assert {t["steps"] for t in tried} <= {0, 5, 10, 20, 40}
 
 
 def test_controls():

@@ -15,6 +15,7 @@ from sklearn.base import (
     TransformerMixin,
 )
 from sklearn.utils import check_random_state
+from sklearn.utils.sparsefuncs import mean_variance_axis
 from sklearn.utils.validation import (
     _check_sample_weight,
     check_is_fitted,
@@ -45,6 +46,7 @@ _BLOCK_ENTRIES = 2**18
 _LARGEST_VALUE = 1e300
 # Below this, squares stay in range.
 _SQUARABLE = 1e150
+_MOST_ROWS = 20_000  # that partial_fit remembers
 _TARGETS = ("auto", "classes", "number")
 _ROWS: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
 _FORMAT = "coulomb-estimator-1"
@@ -343,6 +345,32 @@ def as_array(X: Any) -> Any:
     return np.column_stack([column.to_numpy() for column in X.columns])
 
 
+class RowReservoir(NamedTuple):
+    """A uniform random sample of the rows seen so far: those with the smallest keys."""
+
+    arrays: tuple[np.ndarray, ...]  # of equal length
+    keys: np.ndarray
+    seen: int  # rows so far, kept or not
+
+    @classmethod
+    def of(
+        cls,
+        chunk: tuple[np.ndarray, ...],
+        seed: int,
+        before: "RowReservoir | None" = None,
+    ) -> "RowReservoir":
+        """Add a chunk to what was kept before."""
+        seen = before.seen if before else 0
+        keys = np.random.default_rng([seed, seen]).random(len(chunk[0]))
+        seen += len(keys)
+        if before:
+            pairs = zip(before.arrays, chunk, strict=True)
+            chunk = tuple(np.concatenate(pair) for pair in pairs)
+            keys = np.concatenate([before.keys, keys])
+        keep = np.sort(np.argsort(keys, kind="stable")[:_MOST_ROWS])
+        return cls(tuple(array[keep] for array in chunk), keys[keep], seen)
+
+
 def is_name(argument: str, value: Any, *known: str) -> bool:
     """Say whether a value is one of these names; another string is refused."""
     if isinstance(value, str):
@@ -570,24 +598,16 @@ def _moments(
     X: Any, share: np.ndarray, unit: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Weighted mean and variance of the columns of `X / unit`."""
-    if not sparse.issparse(X):
-        values = X / unit
-        mean = share @ values
-        # Shares do not sum to one exactly; a second pass keeps constants constant.
-        mean += share @ (values - mean)
-        return mean, share @ (values - mean) ** 2
-    rows = np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
-    values, stored = X.data / unit[X.indices], share[rows]
-
-    def add_up(terms: np.ndarray) -> np.ndarray:
-        return np.bincount(X.indices, weights=terms, minlength=X.shape[1])
-
-    full = np.bincount(X.indices, minlength=X.shape[1]) == X.shape[0]
-    empty = np.where(full, 0.0, np.maximum(0.0, 1.0 - add_up(stored)))
-    mean = add_up(stored * values)
-    mean += add_up(stored * (values - mean[X.indices])) - empty * mean
-    spread = add_up(stored * (values - mean[X.indices]) ** 2)
-    return mean, spread + empty * mean**2
+    if sparse.issparse(X):
+        stored = X.data / unit[X.indices], X.indices, X.indptr
+        scaled = sparse.csr_matrix(stored, X.shape)
+        mean, variance = mean_variance_axis(scaled, axis=0, weights=share)
+        return mean, variance
+    values = X / unit
+    mean = share @ values
+    # Shares do not sum to one exactly; a second pass keeps constants constant.
+    mean += share @ (values - mean)
+    return mean, share @ (values - mean) ** 2
 
 
 def _describe(

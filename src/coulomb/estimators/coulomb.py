@@ -12,19 +12,27 @@ from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
-from coulomb._support.checks import check_count, check_memory
-from coulomb._support.errors import ParameterError, ParameterTypeError
+from coulomb._support.checks import (
+    check_count,
+    check_member,
+    check_memory,
+    check_real,
+)
+from coulomb._support.errors import ParameterError, ParameterTypeError, shown
 from coulomb._support.seeds import make_generator
-from coulomb.domains import Ball
+from coulomb.domains import AbstractDomain, Ball, domains
+from coulomb.dynamics.initial import Component, SpectralMixture
 from coulomb.dynamics.loop import StopReason
 from coulomb.estimators.base import (
     AbstractFourierSampler,
     Columns,
+    RowReservoir,
     Target,
     as_array,
     describe_columns,
     draw_seed,
     drop_weightless,
+    is_name,
     label_columns,
     read_target,
 )
@@ -36,26 +44,27 @@ from coulomb.estimators.chunked import (
     summarise,
 )
 from coulomb.estimators.learning import (
+    ENOUGH_TO_CHOOSE,
     FitData,
     Learned,
+    LearningSettings,
     choose_columns,
     continue_fit,
     draw_random_features,
     learn,
 )
-from coulomb.estimators.selection import Features
-from coulomb.estimators.settings import LearningSettings, resolve_settings
+from coulomb.estimators.selection import LAWS
 from coulomb.features import (
     DEFAULT_ESTIMATOR_MAP,
     Particles,
     as_feature_map,
+    feature_maps,
 )
-from coulomb.objectives import Sample
+from coulomb.interactions import AbstractInteraction, interactions
+from coulomb.objectives import AbstractJoint, Evidence, LeaveOneOut, Sample
 
 # A dense copy of sparse rows holds this many numbers.
 _MOST_NUMBERS = 50_000_000
-# Rows that partial_fit remembers.
-_MOST_ROWS = 20_000
 # A column that is this far out somewhere is heavy-tailed, and may be cut there.
 _HEAVY, _CUT = 5.0, 3.0
 # Whole numbers with more values than this are not classes unless the user says so, and
@@ -83,45 +92,26 @@ _PAPER: dict[str, Any] = {
 }
 
 
+_JOINT: dict[str, type[AbstractJoint]] = {
+    "evidence": Evidence,
+    "leave-one-out": LeaveOneOut,
+}
+_FULL_BATCH, _BATCH = 20_000, 4096
+_STRONGEST = 1e8  # of a repulsion beside which labels do not vanish in rounding
+_CHOICES = {
+    "resample": ("uniform", "gibbs"),
+    "stopping": ("settled", "held-out"),
+    "labels": ("centred", "balanced", "paper"),
+    "objective": ("auto", "alignment", *_JOINT),
+}
+
+
 class ScaledRows(NamedTuple):
     """Standardised rows with their targets and weights."""
 
-    x: Any  # array or, before it is standardised, sparse
+    x: np.ndarray
     target: Target
     weight: np.ndarray
-
-    def take(self, chosen: Any) -> "ScaledRows":
-        """Keep some of them."""
-        values, classes = self.target
-        target = Target(values[chosen], classes)
-        return ScaledRows(self.x[chosen], target, self.weight[chosen])
-
-
-class RowReservoir(NamedTuple):
-    """A uniform random sample of the rows seen so far: those with the smallest keys."""
-
-    rows: ScaledRows
-    keys: np.ndarray
-    seen: int  # rows so far, kept or not
-
-    @classmethod
-    def of(
-        cls, chunk: ScaledRows, seed: int, before: "RowReservoir | None" = None
-    ) -> "RowReservoir":
-        """Add a chunk to what was kept before."""
-        seen = before.seen if before else 0
-        keys = np.random.default_rng([seed, seen]).random(len(chunk.x))
-        seen += len(keys)
-        if before:
-            values = np.concatenate([before.rows.target.values, chunk.target.values])
-            chunk = ScaledRows(
-                np.concatenate([before.rows.x, chunk.x]),
-                chunk.target._replace(values=values),
-                np.concatenate([before.rows.weight, chunk.weight]),
-            )
-            keys = np.concatenate([before.keys, keys])
-        keep = np.sort(np.argsort(keys, kind="stable")[:_MOST_ROWS])
-        return cls(chunk.take(keep), keys[keep], seen)
 
 
 class CoulombSampler(AbstractFourierSampler):
@@ -466,9 +456,12 @@ class CoulombSampler(AbstractFourierSampler):
                 rows, y, weight = self._check_rows(X, y, sample_weight, reset=False)
             kind = "number" if self._classes is None else "classes"
             target = read_target(y, target=kind, classes=self._classes)
-            chunk = self._dense(rows, weight, target)
+            x, target, weight = self._dense(rows, weight, target)
+            chunk = x, target.values, weight
             self._reservoir = RowReservoir.of(chunk, self._seed, before)
-            self._learn(self._reservoir.rows, replace(settings, joint=None))
+            x, values, weight = self._reservoir.arrays
+            seen = ScaledRows(x, Target(values, target.classes), weight)
+            self._learn(seen, replace(settings, joint=None))
         return self
 
     def control(self, random_state: Any = None) -> Self:
@@ -638,7 +631,7 @@ class CoulombSampler(AbstractFourierSampler):
             choices = choices[:2]
         if not bool(binary.any()):
             choices = choices[::2]
-        if len(choices) == 1 or data.distinct_rows < 50:
+        if len(choices) == 1 or data.distinct_rows < ENOUGH_TO_CHOOSE:
             return data
         variants = [x.clamp(-cut, cut) / width for cut, width in choices]
         best = choose_columns(data, variants, settings)
@@ -701,18 +694,19 @@ class CoulombSampler(AbstractFourierSampler):
         self.law_, self.divergence_ = learned.law, learned.divergence
         self.inverse_temperature_ = learned.inverse_temperature
         self.effective_sample_size_ = learned.effective_sample_size
-        self.selection_ = [
-            {"law": t.law, "divergence": t.divergence, "score": t.score}
-            for t in learned.trials
-        ]
+        self.selection_ = [{"law": t.law, "score": t.score} for t in learned.trials]
         self.selection_ += [
-            {"scaled": stage.scaled, "steps": stage.steps, "score": score}
-            if stage.scaled
-            else {"pursued": stage.pursued, "score": score}
+            {
+                "divergence": stage.divergence,
+                "scaled": stage.factors is not None,
+                "pursued": stage.pursued,
+                "steps": stage.steps,
+                "score": score,
+            }
             for stage, score in learned.judged
         ]
         stage = learned.stage
-        self.n_pursued_, self.scaled_ = stage.pursued, stage.scaled
+        self.n_pursued_, self.scaled_ = stage.pursued, stage.factors is not None
         self._store(stage.features)
         if self.tol > 0 and reason is StopReason.MAX_STEPS:
             warnings.warn(
@@ -732,21 +726,164 @@ class CoulombSampler(AbstractFourierSampler):
         self.effective_sample_size_ = float(settings.n_components)
         self._store(features)
 
-    def _store(self, features: Features) -> None:
+    def _store(self, features: Particles) -> None:
+        assert features.phases is not None
         self._store_features(features.positions.numpy().T, features.phases.numpy())
 
     def _dense(self, X: Any, weight: np.ndarray, target: Target) -> ScaledRows:
         """Standardise the columns that vary; of huge sparse data, of some rows."""
-        rows = ScaledRows(X, target, weight)
         self._sparse = sparse.issparse(X)
         if not hasattr(self, "_reservoir") or self._reservoir is None:
             self.column_limits_ = np.full(X.shape[1], np.inf)
         if self._sparse:
             most = max(256, _MOST_NUMBERS // max(1, X.shape[1]))
-            rows = rows.take(slice(None, None, -(-X.shape[0] // most)))
-            rows = rows._replace(x=rows.x.toarray())
-        scaled = self._scaled(rows.x)[:, self._varying]
-        return rows._replace(x=np.ascontiguousarray(scaled))
+            every = slice(None, None, -(-X.shape[0] // most))
+            target = target._replace(values=target.values[every])
+            X, weight = X[every].toarray(), weight[every]
+        scaled = self._scaled(X)[:, self._varying]
+        return ScaledRows(np.ascontiguousarray(scaled), target, weight)
+
+
+def resolve_settings(sampler: Any, seed: int) -> LearningSettings:
+    """Check every parameter of a sampler and resolve every name."""
+    sampler._check_gamma()
+    for name, known in _CHOICES.items():
+        check_member(name, getattr(sampler, name), known)
+    n_components = check_count("n_components", sampler.n_components)
+    n_particles = n_components
+    if sampler.n_particles is not None:
+        n_particles = check_count("n_particles", sampler.n_particles)
+    if n_particles < n_components:
+        raise ParameterError(
+            f"`n_components` must be at most `n_particles` = {n_particles}; got "
+            f"{n_components}. Raise `n_particles` or leave it None."
+        )
+    beta = _number_or_auto(
+        "inverse_temperature", sampler.inverse_temperature, infinite=True
+    )
+    n_candidates = sampler.n_candidates
+    if n_candidates is not None:
+        n_candidates = max(check_count("n_candidates", n_candidates), n_particles)
+    elif beta is None and sampler.max_iter != 0:
+        raise ParameterError(
+            "`inverse_temperature` must be a number when `n_candidates` is None; got "
+            "'auto'. Give one of the two a number."
+        )
+    feature_map, batch_size = sampler.feature_map, sampler.batch_size
+    named = isinstance(feature_map, str)
+    feature_map = (feature_maps.build if named else as_feature_map)(feature_map)
+    if batch_size is not None and not is_name("batch_size", batch_size, "auto"):
+        check_count("batch_size", batch_size, at_least=2)
+    strength = sampler.interaction_strength
+    return LearningSettings(
+        n_components=n_components,
+        n_particles=n_particles,
+        laws=_open_laws(sampler.gamma, sampler.coordinates),
+        inverse_temperature=beta,
+        n_candidates=n_candidates,
+        max_iter=check_count("max_iter", sampler.max_iter, at_least=0),
+        tol=check_real("tol", sampler.tol, at_least=0),
+        step_size=_number_or_auto("step_size", sampler.step_size),
+        interaction=_build(
+            "interaction", sampler.interaction, AbstractInteraction, interactions
+        ),
+        strength=check_real(
+            "interaction_strength", strength, at_least=0, at_most=_STRONGEST
+        ),
+        domain=_build("domain", sampler.domain, AbstractDomain, domains),
+        clip=check_real("clip", sampler.clip, above=0, infinite=True),
+        prior=bool(sampler.prior),
+        feature_map=feature_map,
+        batch_size=_BATCH if batch_size == "auto" else batch_size,
+        full_batch_up_to=_FULL_BATCH if batch_size == "auto" else 0,
+        distinct_pairs=sampler.labels == "paper",
+        resample=sampler.resample,
+        pursuit=_count_pursued(sampler, feature_map.averages_phases, beta),
+        joint=_joint_energy(sampler, feature_map.averages_phases, beta),
+        stopping=sampler.stopping,
+        seed=seed,
+        progress=bool(sampler.verbose),
+    )
+
+
+def _count_pursued(sampler: Any, fourier: bool, beta: float | None) -> int | None:
+    """Give how many features are pursued, None if held-out folds shall decide."""
+    if is_name("pursuit", sampler.pursuit, "auto"):
+        # Who gives a temperature wants particles of that temperature.
+        return None if fourier and beta is None else 0
+    count = check_count("pursuit", sampler.pursuit, at_least=0)
+    if count > sampler.n_components:
+        raise ParameterError(
+            f"`pursuit` must be at most `n_components` = {sampler.n_components}; got "
+            f"{count}. Lower it, or use 'auto'."
+        )
+    if count and not fourier:
+        raise ParameterError(
+            f"`pursuit` must be 0 with the feature map {sampler.feature_map!r}; got "
+            f"{count}. Only Fourier features are pursued."
+        )
+    return count
+
+
+def _joint_energy(
+    sampler: Any, fourier: bool, beta: float | None
+) -> type[AbstractJoint] | None:
+    """Give the energy of all features that moves the particles, None for alignment."""
+    name = sampler.objective
+    # Who sets up the Langevin dynamics of the alignment wants them.
+    fits = {
+        "feature_map": fourier,
+        "inverse_temperature": beta is None,
+        "n_candidates": sampler.n_candidates is not None,
+        "tol": sampler.tol == 0,
+        "step_size": sampler.step_size == "auto",
+        "resample": sampler.resample == "uniform",
+        "stopping": sampler.stopping == "settled",
+        "labels": sampler.labels != "paper",
+    }
+    if name == "auto":
+        return Evidence if all(fits.values()) else None
+    for setting, fit in fits.items():
+        if name in _JOINT and not fit:
+            raise ParameterError(
+                f"`{setting}` must be left at its default with `objective` = {name!r}; "
+                f"got {getattr(sampler, setting)!r}. Use objective='alignment'."
+            )
+    return _JOINT.get(name)
+
+
+def _number_or_auto(name: str, value: Any, *, infinite: bool = False) -> float | None:
+    if is_name(name, value, "auto"):
+        return None
+    return check_real(name, value, above=0, infinite=infinite)
+
+
+def _open_laws(gamma: Any, coordinates: Any) -> dict[str, SpectralMixture]:
+    """List the starting laws that the parameters leave open, the default first."""
+    count = 0
+    if not is_name("coordinates", coordinates, "auto", "all"):
+        count = check_count("coordinates", coordinates)
+    if gamma == "auto" and coordinates == "auto":
+        return LAWS
+    if gamma == "auto":
+        name = f"{coordinates} coordinates, {{:g}} times scale"
+        widths = (1.0, 0.5, 2.0, 4.0)
+        return {name.format(m): SpectralMixture((Component(count, m),)) for m in widths}
+    counts = (0, 1, 2, 3) if coordinates == "auto" else (count,)
+    width, absolute = (1.0, False) if gamma == "scale" else (float(gamma), True)
+    return {
+        f"{k or 'all'} coordinates": SpectralMixture((Component(k, width, absolute),))
+        for k in counts
+    }
+
+
+def _build(name: str, value: Any, kind: type, registry: Any) -> Any:
+    if isinstance(value, kind):
+        return value
+    if isinstance(value, str):
+        return registry.build(value)
+    word = kind.__name__.removeprefix("Abstract").lower()
+    raise ParameterError(f"`{name}` must be a name or a {word}; got {shown(value)}.")
 
 
 def _read_target(y: Any, target: str) -> Target:

@@ -1,27 +1,30 @@
-"""From data to particles: draw candidates, bend their law, let them move.
+"""From data to particles: choose a law, draw, let the particles move.
 
 Particles move by one of two energies. Under the paper's *alignment* each follows the
-labels on its own, with the noise of its temperature. Under a *joint* energy, of a ridge
-regression on all features, they complete each other; then the labels have been used to
-the full, so a part of the rows is held out from all of it and decides how far to go:
-how many features are pursued, whether the scales of the columns move (shared by all
-particles), and how many steps the particles make on their own.
+labels on its own, with the noise of its temperature, from candidates that the labels
+have weighted. Under a *joint* energy, of a ridge regression on all features, they
+complete each other; then the labels have been used to the full, so a part of the rows
+is held out from all of it and decides how far to go: whether the scales of the columns
+move (shared by all particles), how many features are pursued, and how many steps the
+particles make on their own.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from coulomb.domains import Masked, Space
+from coulomb._support.seeds import make_generator
+from coulomb.domains import AbstractDomain, Masked, Space
 from coulomb.dynamics import loop
-from coulomb.dynamics.initial import SpectralDraw, draw_phases
+from coulomb.dynamics.initial import SpectralDraw, SpectralMixture, draw_phases
 from coulomb.dynamics.langevin import AdamLangevin, ProjectedLangevin, State
 from coulomb.dynamics.loop import AbstractStopRule, HeldOut, Settled, StopReason
 from coulomb.dynamics.resampling import (
@@ -34,25 +37,23 @@ from coulomb.dynamics.resampling import (
 from coulomb.energy import Hamiltonian
 from coulomb.estimators.selection import (
     BROAD,
-    CAUTIOUS,
-    COUNTS,
     LARGEST_SINGLE_ANGLE,
     LAWS,
     REFERENCE,
-    Features,
-    Moments,
-    Rows,
-    Stage,
     Trial,
     choose_law,
     complete,
+    draw_from,
     furthest_gain,
     held_out_losses,
+    mean_loss,
     pursue,
+    row_weights,
+    single,
+    thinned,
 )
-from coulomb.estimators.settings import JOINT, LearningSettings
-from coulomb.features import Particles
-from coulomb.interactions import ExactSum, FarFieldSum
+from coulomb.features import AbstractFeatureMap, Particles
+from coulomb.interactions import AbstractInteraction, ExactSum, FarFieldSum
 from coulomb.objectives import (
     AbstractJoint,
     AbstractSampled,
@@ -64,18 +65,24 @@ from coulomb.objectives import (
 )
 
 # Fewer different rows than this cannot tell laws apart.
-_ENOUGH_TO_CHOOSE = 50
+ENOUGH_TO_CHOOSE = 50
 _ROWS_TO_CHOOSE = 2000  # more rows change a choice little and cost much
 _ROWS_TO_WEIGH = 20_000  # for the energies of thousands of candidates
-_ROWS_TO_PURSUE = 4000  # for the products of a pool of features
-_ROWS_TO_MOVE = 20_000  # to draw the batches of a joint energy from
+_ROWS_TO_JUDGE = 4000
+_ROWS_TO_MOVE = 8000  # to draw the batches of a joint energy from
+# Nats by which labels bend a law through exp(-beta V), with few rows less.
+# The first is taken unless another is clearly better.
+_DIVERGENCES, _CAUTIOUS_DIVERGENCE = (1.0, 0.0, 0.5, 2.0), 0.5
 _POOL = 1000
 # Held out from learning by a joint energy: every fourth row, once if rows are many and
-# otherwise each once.
+# otherwise several times.
 _PARTS, _MANY_ROWS = 4, 2000
+_COUNTS = (8, 16, 32, 64, 128)  # of features that are pursued
 _ROWS_PER_PURSUED = 10
 _MARGIN = 1.0  # standard errors by which more learning must be better
-_SCALE_STEPS, _SCALE_STEP_SIZE = 20, 0.05
+_PATIENCE = 2  # stages without a gain, after which none is tried
+_SCALE_MARKS, _SCALE_STEP_SIZE = (10, 20), 0.05
+_MOST_SCALED = 128  # features that tell how scales move
 _MARKS = (5, 10, 20, 40, 80, 160)  # steps of the particles after which they are judged
 _PARTICLE_STEP_SIZE = 0.02
 _LEAST_BATCH = 1024
@@ -87,6 +94,60 @@ _RECORD_EVERY, _MOST_RECORDS = 10, 50
 _WORTH_A_THREAD = 2_000_000_000
 _STEP = 0.02  # of the fastest relaxation: eta = beta * step * variance
 _VALIDATION = 0.2
+_STREAMS = {
+    "start": 0,
+    "selection": 1,
+    "moves": 2,
+    "choice": 3,
+    "held-out": 4,
+    "pool": 5,
+    "resampling": 6,
+    "phases": 9,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class LearningSettings:
+    """What a fit is asked to do, with every name resolved.
+
+    `inverse_temperature` None lets the data choose, `n_candidates` None starts from the
+    law itself, `step_size` None follows the temperature, `pursuit` None lets the data
+    choose how many features are chosen one after the other. `joint` is the energy of
+    all features that moves the particles, None for the alignment.
+    """
+
+    n_components: int
+    n_particles: int
+    laws: dict[str, SpectralMixture]
+    inverse_temperature: float | None
+    n_candidates: int | None
+    max_iter: int
+    tol: float
+    step_size: float | None
+    interaction: AbstractInteraction
+    strength: float
+    domain: AbstractDomain
+    clip: float
+    prior: bool
+    feature_map: AbstractFeatureMap
+    batch_size: int | None
+    full_batch_up_to: int
+    distinct_pairs: bool
+    resample: str
+    pursuit: int | None
+    joint: type[AbstractJoint] | None
+    stopping: str
+    seed: int
+    progress: bool
+
+    def generator(self, stream: str) -> torch.Generator:
+        """Make the generator of one of the random streams of a fit."""
+        return make_generator(self.seed, _STREAMS[stream])
+
+    def with_phases(self, positions: Tensor) -> Particles:
+        """Draw the phases, from a stream that learned and random features share."""
+        phases = draw_phases(len(positions), generator=self.generator("phases"))
+        return Particles(positions.double(), phases)
 
 
 class FitData(NamedTuple):
@@ -95,6 +156,16 @@ class FitData(NamedTuple):
     sample: Sample  # standardised inputs, labels, weights
     order: Tensor  # rows sorted by label, for balanced folds
     distinct_rows: int  # how many different ones there are
+
+
+class Stage(NamedTuple):
+    """A point on the path of learning: scales, what was pursued, moves."""
+
+    features: Particles
+    pursued: int = 0
+    steps: int = 0  # of the particles
+    factors: Tensor | None = None  # of the columns, if their scales moved
+    divergence: float = 0.0  # of the law, in nats
 
 
 class Learned(NamedTuple):
@@ -116,127 +187,159 @@ def learn(data: FitData, settings: LearningSettings) -> Learned:
     """Learn particles from scratch."""
     fit = _Fit(settings, *data)
     with fit.sensible_threads():
-        if settings.joint and data.distinct_rows >= _ENOUGH_TO_CHOOSE:
+        if settings.joint and data.distinct_rows >= ENOUGH_TO_CHOOSE:
             return _learn_jointly(fit)
-        law, divergence, trials = fit.choose()
-        draw, beta, size = fit.draw_start(law, divergence)
+        law, trials = fit.choose()
+        divergence, judged = fit.divergence(law)
+        draw, beta, size = fit.resample(*fit.candidates(law), divergence)
         run = fit.move(draw, beta)
         chosen, weighted_size = fit.choose_particles(run, draw, beta)
         stage = fit.features(run, chosen, law)
-    size = weighted_size or size
-    return Learned(run, draw, law, divergence, beta, trials, chosen, size, stage, [])
+    size, found = weighted_size or size, (run, draw, law, divergence, beta, trials)
+    return Learned(*found, chosen, size, stage, judged)
 
 
 def _learn_jointly(whole: "_Fit") -> Learned:
     """Learn on a part of the rows, or on several, and stop where the others say."""
     parts = whole.parts()
     one = len(parts) == 1
-    # Of few rows all choose the law and its divergence.
-    law, divergence, trials = (parts[0][0] if one else whole).choose()
-    paths = [_Path(fit, law, divergence) for fit, _ in parts]
-    outside = [rows for _, rows in parts]
-    counts = whole.counts()
-    pursued = [path.pursued(counts) for path in paths]
-    losses = _pooled(paths, pursued, outside)
-    best = furthest_gain(losses, _MARGIN)
-    moved = [
-        path.moved(stages[best]) for path, stages in zip(paths, pursued, strict=True)
-    ]
-    more = _pooled(paths, moved, outside)
-    end = furthest_gain(more, _MARGIN)
-    variance = float(torch.cat([_spread(rows) for rows in outside]).mean())
-    tried = pursued[0] + moved[0][1:]
-    judged = [
-        (stage, 1 - float(loss.mean()) / variance)
-        for stage, loss in zip(tried, losses + more[1:], strict=True)
-    ]
-    path, stage = paths[0], moved[0][end]
+    # Of few rows all choose the law.
+    law, trials = (parts[0][0] if one else whole).choose()
+    paths = [_Path(fit, law, outside) for fit, outside in parts]
+    phases = (_Path.bent, _Path.scaled, _Path.pursued, _Path.moved)
+    stage, ends, judged = _search(paths, phases)
+    path = paths[0]
     if not one:
-        path = _Path(whole, law, divergence)
-        stage = path.moved(path.pursued(counts[best : best + 1])[0], end)[end]
+        path = _Path(whole, law, whole.sample)
+        stage = path.start()
+        for phase, end in zip(phases, ends, strict=True):
+            stage = [stage, *islice(phase(path, stage), end)][-1]
     return path.learned(stage, trials, judged)
 
 
-def _pooled(
-    paths: list["_Path"], stages: list[list[Stage]], outside: list[Rows]
-) -> list[Tensor]:
-    """Judge every stage on all rows that were held out from it."""
-    losses = [
-        [path.losses(stage, rows) for stage in each]
-        for path, each, rows in zip(paths, stages, outside, strict=True)
-    ]
-    return [torch.cat(same) for same in zip(*losses, strict=True)]
+def _search(
+    paths: list["_Path"], phases: "tuple[Phase, ...]"
+) -> tuple[Stage, list[int], list[tuple[Stage, float]]]:
+    """Go through phases, in each as far as the rows outside of the paths say.
+
+    Returns the last stage of the first path, how far each phase went, and what was
+    tried with its held-out R^2.
+    """
+    stages = [path.start() for path in paths]
+    losses = _pooled(paths, stages)
+    variance = float(torch.cat([_spread(path.outside) for path in paths]).mean())
+    judged, ends = [(stages[0], 1 - float(losses.mean()) / variance)], []
+    for phase in phases:
+        tried, found = [stages], [losses]
+        ways = zip(paths, stages, strict=True)
+        for following in zip(*(phase(*way) for way in ways), strict=True):
+            tried.append(list(following))
+            found.append(_pooled(paths, tried[-1]))
+            judged.append((following[0], 1 - float(found[-1].mean()) / variance))
+            lowest = min(range(len(found)), key=lambda i: float(found[i].sum()))
+            if len(found) - lowest > _PATIENCE:
+                break
+        asked = phase is _Path.pursued and paths[0].fit.settings.pursuit
+        end = 1 if asked else furthest_gain(found, _MARGIN)
+        stages, losses = tried[end], found[end]
+        ends.append(end)
+    return stages[0], ends, judged
 
 
-def _spread(rows: Rows) -> Tensor:
-    centred = rows.labels - rows.weights @ rows.labels / rows.weights.sum()
-    return rows.weights * centred.square().sum(dim=-1)
+def _pooled(paths: list["_Path"], stages: list[Stage]) -> Tensor:
+    """Judge a stage of every path on the rows that were held out from it."""
+    ways = zip(paths, stages, strict=True)
+    return torch.cat([path.losses(stage) for path, stage in ways])
+
+
+def _spread(sample: Sample) -> Tensor:
+    centred = sample.labels - sample.probabilities @ sample.labels
+    return row_weights(sample) * centred.square().sum(dim=-1)
 
 
 class _Path:
-    """The way of one set of rows: particles drawn, some pursued, all moved."""
+    """The way of one set of rows: a law is bent, scales and particles move."""
 
-    def __init__(self, fit: "_Fit", law: str, divergence: float | None) -> None:
-        self.fit, self.law, self.divergence = fit, law, divergence
-        self.draw, self.beta, self.size = fit.draw_start(law, divergence)
-        settings = fit.settings
+    def __init__(self, fit: "_Fit", law: str, outside: Sample) -> None:
+        self.fit, self.law, self.outside = fit, law, outside
+        self.candidates, settings = fit.candidates(law), fit.settings
         self.chosen = choose_uniformly(
             settings.n_particles,
             settings.n_components,
             generator=settings.generator("choice"),
         )
-        self.start = settings.with_phases(self.draw.positions[self.chosen])
         self.history: list[dict[str, Any]] = []
 
     @cached_property
-    def inside(self) -> Rows:
-        return self.fit.some_rows(_ROWS_TO_PURSUE)
+    def inside(self) -> Sample:
+        return self.fit.some_rows(_ROWS_TO_JUDGE)
 
-    def losses(self, stage: Stage, outside: Rows) -> Tensor:
-        """Judge a stage on rows that it has not seen."""
-        feature_map = self.fit.settings.feature_map
-        return held_out_losses(stage.features, self.inside, outside, feature_map)
-
-    def pursued(self, counts: tuple[int, ...]) -> list[Stage]:
-        """Replace so many of the drawn features by some that complete the others."""
-        found = self.start
-        if counts[-1]:
-            found = self.fit.pursued(self.law, counts[-1])
-        return [Stage(complete(self.start, found, k), k) for k in counts]
-
-    def moved(self, stage: Stage, most: int | None = None) -> list[Stage]:
-        """Let scales and then particles move; the first stage is the one given."""
-        settings, stages = self.fit.settings, [stage]
-        marks = [steps for steps in _MARKS if steps <= settings.max_iter]
-        if most == 0:
-            return stages
-        moves = self.moves()
-        features = moves.rescale(stage.features)
-        stages.append(stage._replace(features=features, scaled=True))
-        if len(features.phases) > _MOST_MOVING:
-            return stages
-        run = moves.begin(features)
-        for steps in marks[: None if most is None else most - 1]:
-            features = moves.go_on(run, steps)
-            stages.append(Stage(features, stage.pursued, steps, scaled=True))
-        self.history = run.history
-        return stages
-
+    @cached_property
     def moves(self) -> "_JointMoves":
         """Prepare moves, in the precision that the angles allow."""
         rows = self.fit.some_rows(_ROWS_TO_MOVE)
-        return _JointMoves(self.fit.settings, rows.single(self.start.positions))
+        reach = self.candidates[0].positions
+        return _JointMoves(self.fit.settings, single(rows, reach))
+
+    def losses(self, stage: Stage) -> Tensor:
+        """Judge a stage on rows that it has not seen."""
+        feature_map = self.fit.settings.feature_map
+        return held_out_losses(stage.features, self.inside, self.outside, feature_map)
+
+    def start(self) -> Stage:
+        """Give the features of the law, bent as usual."""
+        return self.drawn(_DIVERGENCES[0])
+
+    def bent(self, stage: Stage) -> Iterator[Stage]:
+        """Bend the law less, or more."""
+        for divergence in _DIVERGENCES[1:]:
+            yield self.drawn(divergence)
+
+    def drawn(self, divergence: float) -> Stage:
+        draw = self.fit.resample(*self.candidates, divergence)[0]
+        features = self.fit.settings.with_phases(draw.positions[self.chosen])
+        return Stage(features, divergence=divergence)
+
+    def scaled(self, stage: Stage) -> Iterator[Stage]:
+        """Move the scales of the columns, which all particles share."""
+        for factors in self.moves.rescale(stage.features):
+            features = _rescaled(stage.features, factors)
+            yield stage._replace(features=features, factors=factors)
+
+    def pursued(self, stage: Stage) -> Iterator[Stage]:
+        """Replace some of the features by others that complete the rest."""
+        settings = self.fit.settings
+        most = min(settings.n_components, self.fit.distinct_rows // _ROWS_PER_PURSUED)
+        counts = [count for count in _COUNTS if count <= most]
+        if settings.pursuit is not None:
+            counts = [settings.pursuit] if settings.pursuit else []
+        if counts:
+            found = self.fit.pursued(self.law, counts[-1], stage.factors)
+        for count in counts:
+            features = complete(stage.features, found, count)
+            yield stage._replace(features=features, pursued=count)
+
+    def moved(self, stage: Stage) -> Iterator[Stage]:
+        """Let every particle move on its own coordinates."""
+        settings = self.fit.settings
+        if stage.features.n_particles > _MOST_MOVING:
+            return
+        run = self.moves.begin(stage.features)
+        for steps in (mark for mark in _MARKS if mark <= settings.max_iter):
+            features = self.moves.go_on(run, steps)
+            self.history = run.history
+            yield stage._replace(features=features, steps=steps)
 
     def learned(
         self, stage: Stage, trials: list[Trial], judged: list[tuple[Stage, float]]
     ) -> Learned:
         """Say where the path ended."""
         if not self.history:
-            moves = self.moves()
-            run = moves.begin(stage.features)
-            moves.go_on(run, 0)
+            run = self.moves.begin(stage.features)
+            self.moves.go_on(run, 0)
             self.history = run.history
-        positions = self.draw.positions.double().clone()
+        draw, beta, size = self.fit.resample(*self.candidates, stage.divergence)
+        positions = draw.positions.double().clone()
         positions[self.chosen] = stage.features.positions
         run = loop.Run(
             State(Particles(positions), stage.steps),
@@ -244,87 +347,87 @@ class _Path:
             [record for record in self.history if record["step"] <= stage.steps],
             reason=StopReason.HELD_OUT,
         )
-        return Learned(
-            run,
-            self.draw._replace(positions=positions),
-            self.law,
-            self.divergence,
-            self.beta,
-            trials,
-            self.chosen,
-            self.size,
-            stage,
-            judged,
-        )
+        draw = draw._replace(positions=positions)
+        found = run, draw, self.law, stage.divergence, beta, trials, self.chosen
+        return Learned(*found, size, stage, judged)
+
+
+Phase = Callable[[_Path, Stage], Iterator[Stage]]
 
 
 class _JointMoves:
     """Moves under a joint energy; a phase is the frequency of a constant column."""
 
-    def __init__(self, settings: LearningSettings, rows: Rows) -> None:
+    def __init__(self, settings: LearningSettings, sample: Sample) -> None:
         assert settings.joint is not None
         self.settings = settings
         self.generator = settings.generator("moves")
-        x, labels, weights = rows
-        x = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
-        equal = bool((weights == weights[0]).all())
-        self.sample = Sample(x, labels, None if equal else weights / weights.sum())
-        self.objective: AbstractJoint = JOINT[settings.joint](
+        x = torch.cat([sample.x, torch.ones_like(sample.x[:, :1])], dim=1)
+        self.sample = replace(sample, x=x)
+        self.objective: AbstractJoint = settings.joint(
             self.sample, settings.feature_map
         )
-        self.batch_size = max(_LEAST_BATCH, 4 * settings.n_components)
 
-    def rescale(self, features: Features) -> Features:
-        """Move the scales of the columns, which all particles share."""
-        dtype = self.sample.x.dtype
-        some = _with_phase_column(features.take(slice(_MOST_MOVING // 2)), dtype)
-        objective = self.objective.with_best_penalty(some)
-        scales = SharedScales(objective, some)
+    def tuned(self, particles: Particles) -> AbstractJoint:
+        """Give the energy the penalty that suits the particles, by some of the rows."""
+        some = thinned(torch.arange(self.sample.size), _ROWS_TO_CHOOSE)
+        tuned = self.objective.on(self.sample.take(some)).with_best_penalty(particles)
+        return replace(tuned, sample=self.sample)
+
+    def adam(self, step_size: float, free: Tensor, count: int) -> AdamLangevin:
+        return AdamLangevin(
+            step_size,
+            domain=Masked(Space(), free),
+            batch_size=max(_LEAST_BATCH, 4 * count),
+        )
+
+    def rescale(self, features: Particles) -> Iterator[Tensor]:
+        """Move the logarithms of scales; give the scales after each mark."""
+        some = self.with_phase_column(features.take(slice(_MOST_SCALED)))
         free = torch.ones_like(some.positions[:1])
         free[:, -1] = 0  # the phases stay
-        sampler = AdamLangevin(
-            _SCALE_STEP_SIZE, domain=Masked(Space(), free), batch_size=self.batch_size
-        )
+        sampler = self.adam(_SCALE_STEP_SIZE, free, some.n_particles)
         start = Particles(torch.zeros_like(free))
         run = loop.init_run(sampler, start, generator=self.generator)
-        limits = loop.RunSettings(_SCALE_STEPS, record_every=_SCALE_STEPS)
-        loop.run(run, sampler, Hamiltonian(scales), limits)
-        factors = run.particles.positions[:, :-1].double().exp()
-        return features._replace(positions=features.positions * factors)
+        energy = Hamiltonian(SharedScales(self.tuned(some), some))
+        for steps in _SCALE_MARKS:
+            limits = loop.RunSettings(steps, record_every=steps)
+            loop.run(run, sampler, energy, limits)
+            yield run.particles.positions[0, :-1].double().exp()
 
-    def begin(self, features: Features) -> loop.Run:
+    def begin(self, features: Particles) -> loop.Run:
         """Prepare the moves of the particles, each on its own coordinates."""
-        particles = _with_phase_column(features, self.sample.x.dtype)
-        mask = (particles.positions != 0).to(particles.positions)
-        mask[:, -1] = 1
-        settings = self.settings
-        self.objective = self.objective.with_best_penalty(particles)
+        particles, settings = self.with_phase_column(features), self.settings
+        free = (particles.positions != 0).to(particles.positions)
+        free[:, -1] = 1
         self.energy = Hamiltonian(
-            self.objective, settings.interaction, settings.strength
+            self.tuned(particles), settings.interaction, settings.strength
         )
-        self.sampler = AdamLangevin(
-            _PARTICLE_STEP_SIZE,
-            domain=Masked(Space(), mask),
-            batch_size=self.batch_size,
-        )
+        self.sampler = self.adam(_PARTICLE_STEP_SIZE, free, settings.n_components)
         return loop.init_run(self.sampler, particles, generator=self.generator)
 
-    def go_on(self, run: loop.Run, steps: int) -> Features:
+    def go_on(self, run: loop.Run, steps: int) -> Particles:
         """Move until a step."""
         limits = loop.RunSettings(
             steps, record_every=max(1, steps), progress=self.settings.progress
         )
         loop.run(run, self.sampler, self.energy, limits)
         positions = run.particles.positions.double()
-        return Features(
+        return Particles(
             self.settings.domain.project(positions[:, :-1]), positions[:, -1]
         )
 
+    def with_phase_column(self, features: Particles) -> Particles:
+        positions, phases = features
+        assert phases is not None
+        positions = torch.cat([positions, phases.unsqueeze(-1)], dim=1)
+        return Particles(positions, torch.zeros_like(phases)).to(self.sample.x.dtype)
 
-def _with_phase_column(features: Features, dtype: torch.dtype) -> Particles:
-    phases = features.phases.unsqueeze(-1)
-    positions = torch.cat([features.positions, phases], dim=1).to(dtype)
-    return Particles(positions, torch.zeros(len(positions), dtype=dtype))
+
+def _rescaled(features: Particles, factors: Tensor | None) -> Particles:
+    if factors is None:
+        return features
+    return features._replace(positions=features.positions * factors)
 
 
 def continue_fit(
@@ -353,16 +456,13 @@ def choose_columns(
         generator = settings.generator("selection")
         losses = []
         for name in _LAWS_FOR_COLUMNS:
-            count, dim = _FEATURES_FOR_COLUMNS, x.shape[1]
-            positions = LAWS[name].draw(count, dim, generator=generator)
-            drawn = Features(positions, draw_phases(count, generator=generator))
-            left = drawn.errors(rows, settings.feature_map).square().sum(dim=-1)
-            losses.append(float((rows.weights * left).mean()))
+            drawn = draw_from(LAWS[name], _FEATURES_FOR_COLUMNS, x.shape[1], generator)
+            losses.append(mean_loss(drawn, rows, settings.feature_map))
         errors.append(min(losses))
     return min(range(len(errors)), key=errors.__getitem__)
 
 
-def draw_random_features(dim: int, settings: LearningSettings) -> tuple[Features, str]:
+def draw_random_features(dim: int, settings: LearningSettings) -> tuple[Particles, str]:
     """Draw features that have learned nothing, from the first law."""
     name, law = next(iter(settings.laws.items()))
     positions = torch.empty(settings.n_components, 0, dtype=torch.float64)
@@ -399,89 +499,90 @@ class _Fit:
             finally:
                 torch.set_num_threads(threads)
 
-    def choose(self) -> tuple[str, float | None, list[Trial]]:
-        """Choose a law and a divergence, by held-out folds if there is a choice."""
+    def choose(self) -> tuple[str, list[Trial]]:
+        """Choose a law, by leave-one-out errors if there is a choice."""
         settings, laws = self.settings, self.settings.laws
-        first = next(iter(laws))
-        free = settings.inverse_temperature is None
-        if len(laws) == 1 and not free:
-            return first, None, []
         fourier = settings.feature_map.averages_phases
-        few = self.distinct_rows < _ENOUGH_TO_CHOOSE
-        if few or not fourier or not free:
-            law, divergence = CAUTIOUS if few else REFERENCE
-            return law if law in laws else first, divergence if free else None, []
-        best, trials = choose_law(
+        few = self.distinct_rows < ENOUGH_TO_CHOOSE
+        given = settings.inverse_temperature is not None
+        if len(laws) == 1 or few or not fourier or given:
+            return REFERENCE if REFERENCE in laws else next(iter(laws)), []
+        return choose_law(
             self.some_rows(_ROWS_TO_CHOOSE),
             laws=laws,
             feature_map=settings.feature_map,
-            n_candidates=settings.n_candidates or settings.n_particles,
             n_features=settings.n_components,
             generator=settings.generator("selection"),
         )
-        return best.law, best.divergence, trials
 
-    def some_rows(self, most: int) -> Rows:
+    def divergence(self, law: str) -> tuple[float | None, list[tuple[Stage, float]]]:
+        """Choose how far labels bend the law, None if the temperature is given."""
+        if self.settings.inverse_temperature is not None:
+            return None, []
+        if self.distinct_rows < ENOUGH_TO_CHOOSE:
+            return _CAUTIOUS_DIVERGENCE, []
+        if not self.settings.feature_map.averages_phases:
+            return _DIVERGENCES[0], []
+        paths = [_Path(fit, law, outside) for fit, outside in self.parts()]
+        stage, _, judged = _search(paths, (_Path.bent,))
+        return stage.divergence, judged
+
+    def some_rows(self, most: int) -> Sample:
         """Take some rows if there are many; they stay sorted by label."""
         rows = self.order
         if len(rows) > most:
             generator = self.settings.generator("held-out")
             drawn = torch.randperm(len(rows), generator=generator)
             rows = rows[drawn[:most].sort().values]
-        return self.rows(rows)
+        return self.sample.take(rows)
 
-    def rows(self, chosen: Tensor) -> Rows:
-        """Take these rows."""
+    def candidates(self, law: str) -> tuple[SpectralDraw, Tensor]:
+        """Draw candidates, and evaluate their energies."""
+        count = self.settings.n_candidates or self.settings.n_particles
+        draw = self.draw(law, count, self.settings.generator("start"))
         sample = self.sample
-        weights = (sample.probabilities * sample.size)[chosen]
-        return Rows(sample.x[chosen], sample.labels[chosen], weights / weights.mean())
-
-    def draw_start(
-        self, law: str, divergence: float | None
-    ) -> tuple[SpectralDraw, float, float]:
-        """Draw candidates and keep `n_particles` of them by their Gibbs weights."""
-        settings, x = self.settings, self.sample.x
-        generator, count = settings.generator("start"), settings.n_particles
-        draw = settings.laws[law].draw_parts(
-            settings.n_candidates or count, x.shape[1], generator=generator
-        )
-        draw = draw._replace(positions=settings.domain.project(draw.positions))
-        draw = SpectralDraw(*(part.to(x) for part in draw))
-        beta = settings.inverse_temperature
-        if settings.n_candidates is None:
-            assert beta is not None
-            return draw, beta, float(count)
-        energy = self.candidate_energies(draw.positions)
-        if beta is None:
-            beta = temperature_of_divergence(energy, divergence or 0.0)
-        weights = gibbs_weights(energy.double(), beta)
-        chosen = Resampler("systematic")(weights, count, generator=generator)
-        kept = SpectralDraw(*(part[chosen] for part in draw))
-        return kept, beta, effective_sample_size(weights)
-
-    def candidate_energies(self, positions: Tensor) -> Tensor:
-        sample = self.sample
+        if self.settings.n_candidates is None:  # all are taken
+            return draw, torch.zeros(count)
         if sample.size > _ROWS_TO_WEIGH:
             sample = self.split(_ROWS_TO_WEIGH)[0]
         objective = self.objective(sample)
-        phases = torch.zeros(len(positions), dtype=positions.dtype)
-        blocks = zip(torch.split(positions, 512), torch.split(phases, 512), strict=True)
+        phases = torch.zeros(512, dtype=sample.x.dtype)
         with torch.no_grad():
-            return torch.cat(
-                [objective.field(Particles(*block)).potential for block in blocks]
-            )
+            parts = [
+                objective.field(Particles(block, phases[: len(block)])).potential
+                for block in torch.split(draw.positions, 512)
+            ]
+        return draw, torch.cat(parts)
+
+    def draw(self, law: str, count: int, generator: torch.Generator) -> SpectralDraw:
+        """Draw particles from a law."""
+        settings, x = self.settings, self.sample.x
+        draw = settings.laws[law].draw_parts(count, x.shape[1], generator=generator)
+        draw = draw._replace(positions=settings.domain.project(draw.positions))
+        return SpectralDraw(*(part.to(x) for part in draw))
+
+    def resample(
+        self, draw: SpectralDraw, energy: Tensor, divergence: float | None
+    ) -> tuple[SpectralDraw, float, float]:
+        """Keep `n_particles` of the candidates by their Gibbs weights."""
+        settings, beta = self.settings, self.settings.inverse_temperature
+        if beta is None:
+            beta = temperature_of_divergence(energy, divergence or 0.0)
+        if settings.n_candidates is None:
+            return draw, beta, float(settings.n_particles)
+        weights = gibbs_weights(energy.double(), beta)
+        generator = settings.generator("resampling")
+        chosen = Resampler("systematic")(
+            weights, settings.n_particles, generator=generator
+        )
+        kept = SpectralDraw(*(part[chosen] for part in draw))
+        return kept, beta, effective_sample_size(weights)
 
     def split(self, count: int) -> tuple[Sample, Sample]:
         """Take `count` rows at random, and the others."""
-        sample, generator = self.sample, self.settings.generator("held-out")
-        order = torch.randperm(sample.size, generator=generator)
-        parts = []
-        for rows in (order[:count], order[count:]):
-            weights = sample.weights
-            if weights is not None:
-                weights = weights[rows] / weights[rows].sum()
-            parts.append(Sample(sample.x[rows], sample.labels[rows], weights))
-        return parts[0], parts[1]
+        generator = self.settings.generator("held-out")
+        order = torch.randperm(self.sample.size, generator=generator)
+        return self.sample.take(order[:count]), self.sample.take(order[count:])
 
     def objective(self, sample: Sample) -> AbstractSampled:
         if self.settings.feature_map.averages_phases:
@@ -512,7 +613,7 @@ class _Fit:
             generator = settings.generator("moves")
             run = loop.init_run(sampler, particles, generator=generator)
         else:
-            run.state = run.state._replace(particles=_cast(run.particles, dtype))
+            run.state = run.state._replace(particles=run.particles.to(dtype))
         most = settings.max_iter if beta > 0 else 0
         every = _RECORD_EVERY
         if not rules:
@@ -521,14 +622,12 @@ class _Fit:
         run = loop.run(
             run,
             sampler,
-            self.hamiltonian(_converted(training, dtype), draw, beta),
+            self.hamiltonian(training.to(dtype), draw, beta),
             loop.RunSettings(
                 run.state.step + most,
                 record_every=every,
                 stop=rules,
-                held_out=(
-                    self.objective(_converted(held_out, dtype)) if held_out else None
-                ),
+                held_out=self.objective(held_out.to(dtype)) if held_out else None,
                 progress=settings.progress,
             ),
         )
@@ -586,7 +685,7 @@ class _Fit:
         if settings.resample == "uniform":
             return choose_uniformly(count, keep, generator=generator), None
         energy = self.hamiltonian(self.sample, draw, beta)
-        particles = _cast(run.particles, self.sample.x.dtype)
+        particles = run.particles.to(self.sample.x.dtype)
         energies = energy.energy_per_particle(particles, generator=generator)
         weights = gibbs_weights(energies, beta)
         chosen = Resampler("systematic")(weights, keep, generator=generator)
@@ -596,40 +695,30 @@ class _Fit:
         """Turn particles into features; the last may be chosen one after the other."""
         drawn = self.settings.with_phases(run.particles.positions[chosen])
         count = self.settings.pursuit or 0
-        if count == 0 or self.distinct_rows < _ENOUGH_TO_CHOOSE:
+        if count == 0 or self.distinct_rows < ENOUGH_TO_CHOOSE:
             return Stage(drawn)
         return Stage(complete(drawn, self.pursued(law, count), count), count)
 
-    def pursued(self, law: str, count: int) -> Features:
+    def pursued(self, law: str, count: int, factors: Tensor | None = None) -> Particles:
         """Choose features of a pool one after the other."""
-        pool, rows = self.draw_pool(law), self.some_rows(_ROWS_TO_PURSUE)
-        moments = Moments.of(pool.values(rows.x), rows.labels, rows.weights)
-        return pool.take(pursue(*moments.centred(), count))
+        pool = _rescaled(self.draw_pool(law), factors)
+        rows = single(self.some_rows(_ROWS_TO_CHOOSE), pool.positions)
+        values = self.settings.feature_map(rows.x, pool.to(rows.x.dtype))
+        return pool.take(pursue(values, rows, count))
 
-    def counts(self) -> tuple[int, ...]:
-        """List how many features may be pursued."""
-        if self.settings.pursuit is not None:
-            return (self.settings.pursuit,)
-        most = min(self.settings.n_components, self.distinct_rows // _ROWS_PER_PURSUED)
-        return (0, *(k for k in COUNTS if k <= most))
-
-    def parts(self) -> list[tuple["_Fit", Rows]]:
-        """Hold out every fourth row in the order of labels: once, or each once."""
+    def parts(self) -> list[tuple["_Fit", Sample]]:
+        """Hold out every fourth row in the order of labels, once or several times."""
         number = torch.arange(len(self.order)) % _PARTS
         found = []
-        for part in range(1 if len(self.order) >= _MANY_ROWS else _PARTS):
-            inside = _thinned(self.order[number != part], _ROWS_TO_WEIGH)
-            outside = _thinned(self.order[number == part], _ROWS_TO_PURSUE)
-            sample = self.sample
-            weights = None
-            if sample.weights is not None:
-                weights = sample.weights[inside] / sample.weights[inside].sum()
-            kept = Sample(sample.x[inside], sample.labels[inside], weights)
+        for part in range(min(_PARTS, math.ceil(_MANY_ROWS / len(self.order)))):
+            inside = thinned(self.order[number != part], _ROWS_TO_WEIGH)
+            outside = thinned(self.order[number == part], _ROWS_TO_JUDGE)
+            kept = self.sample.take(inside)
             fit = replace(self, sample=kept, order=torch.arange(len(inside)))
-            found.append((fit, self.rows(outside)))
+            found.append((fit, self.sample.take(outside)))
         return found
 
-    def draw_pool(self, law: str) -> Features:
+    def draw_pool(self, law: str) -> Particles:
         """Draw from the law that was chosen and, if all were open, from a broad one."""
         settings, generator = self.settings, self.settings.generator("pool")
         laws = [settings.laws[law]] + [BROAD] * (settings.laws is LAWS)
@@ -637,21 +726,4 @@ class _Fit:
         dim = self.sample.x.shape[1]
         parts = [each.draw(size, dim, generator=generator) for each in laws]
         positions = settings.domain.project(torch.cat(parts))
-        return Features(positions, draw_phases(len(positions), generator=generator))
-
-
-def _thinned(rows: Tensor, most: int) -> Tensor:
-    """Keep about `most` of the rows, evenly."""
-    return rows[:: -(-len(rows) // most)]
-
-
-def _cast(particles: Particles, dtype: torch.dtype) -> Particles:
-    phases = particles.phases
-    return Particles(
-        particles.positions.to(dtype), None if phases is None else phases.to(dtype)
-    )
-
-
-def _converted(sample: Sample, dtype: torch.dtype) -> Sample:
-    weights = None if sample.weights is None else sample.weights.to(dtype)
-    return Sample(sample.x.to(dtype), sample.labels.to(dtype), weights)
+        return Particles(positions, draw_phases(len(positions), generator=generator))

@@ -30,6 +30,7 @@ from threadpoolctl import threadpool_limits
 from coulomb._support.checks import check_count, check_member, check_real
 from coulomb._support.errors import ParameterError, ParameterTypeError
 from coulomb.estimators.base import (
+    RowReservoir,
     SavedEstimator,
     describe_columns,
     draw_seed,
@@ -51,7 +52,6 @@ from coulomb.estimators.tabular import (
     Head,
     RidgePath,
     RidgeSums,
-    SeenRows,
     Table,
     as_keys,
     encode,
@@ -81,7 +81,8 @@ class _AbstractPredictor(SavedEstimator, BaseEstimator):
     early_stopping: bool
     n_jobs: int | None
     random_state: Any
-    _seen: SeenRows | None
+    _seen: RowReservoir | None
+    _learned_at: int  # rows seen when the features were learned
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -143,20 +144,18 @@ class _AbstractPredictor(SavedEstimator, BaseEstimator):
             table, y, weight = self._weigh(*rows)
             if before is None:
                 self._seed = draw_seed(self.random_state)
+                self._learned_at = 0
                 y = self._read_target(y, y if classes is None else classes)
-                nothing = [column[:0] for column in table]
-                empty = np.empty(0)
-                before = SeenRows(nothing, y[:0], empty, empty, 0, 0)
             else:
                 y = self._read_target(y, getattr(self, "classes_", None))
-            seen = before.add(table, y, weight, self._seed)
-            if seen.seen >= 2 * seen.learned_at:
-                self._learn(seen.table, seen.y, seen.weight, self._seed)
-                seen = seen._replace(learned_at=seen.seen)
+            self._seen = RowReservoir.of((y, weight, *table), self._seed, before)
+            y, weight, *table = self._seen.arrays
+            if self._seen.seen >= 2 * self._learned_at:
+                self._learn(table, y, weight, self._seed)
+                self._learned_at = self._seen.seen
             else:
-                table, y, weight = merge_rows(seen.table, seen.y, seen.weight)
+                table, y, weight = merge_rows(table, y, weight)
                 self._learn_head(encode(table, self.columns_), y, weight, self._seed)
-            self._seen = seen
         return self
 
     def _check_settings(self) -> None:

@@ -1,11 +1,10 @@
-"""Choices on rows that were held out: law and temperature, what is pursued, moves.
+"""Choices by rows that a fit has not seen: a starting law, features that are pursued.
 
 A *law* is where the frequencies come from: how many coordinates each lives on and how
 wide it spreads there. Laws do not see the labels, so the exact leave-one-out error of a
-ridge regression on features of a law judges it, at the cost of one fit. A *divergence*
-is how far, in nats, the labels may bend the law through `exp(-beta V)`; it is judged on
-folds, whose frequencies are chosen without the fold. Scores are the alignment of all
-these predictions with the labels, `<P, Y> / (|P| |Y|)`.
+ridge regression on features of a law judges it, at the cost of one fit. Scores are the
+alignment of these predictions with the labels, `<P, Y> / (|P| |Y|)`. Few rows and
+features are enough to see which laws are hopeless; the others are compared on more.
 
 Particles that are drawn by their own energies know nothing of each other: where two say
 the same about the rows, one is wasted. *Pursued* features repel each other where it
@@ -17,10 +16,6 @@ least squares),
 
 with R what the earlier ones leave of the labels and f_k what they leave of feature k.
 Few features gain much by it, many fit the noise of the labels.
-
-How many are pursued, and how far particles move afterwards, is a *path* of ever more
-learning; where to stop on it is judged by ridge regressions on rows held out from all
-of it.
 """
 
 import math
@@ -30,11 +25,6 @@ import torch
 from torch import Tensor
 
 from coulomb.dynamics.initial import Component, SpectralMixture, draw_phases
-from coulomb.dynamics.resampling import (
-    Resampler,
-    gibbs_weights,
-    temperature_of_divergence,
-)
 from coulomb.features import AbstractFeatureMap, Particles
 from coulomb.objectives import LeaveOneOut, Sample
 
@@ -60,155 +50,85 @@ LAWS = {
 BROAD = SpectralMixture(
     tuple(Component(k, m) for k in (1, 2, 3, 0) for m in (0.25, 0.5, 1.0, 2.0))
 )
-DIVERGENCES = (0.0, 0.5, 1.0, 2.0)
 # What is taken unless another choice is better by 1.5 standard errors: the best of many
 # noisy scores is too often the luckiest.
-REFERENCE = ("mixed", 1.0)
-MARGIN = 1.5
-# Too few rows to score anything are bent less.
-CAUTIOUS = ("mixed", 0.5)
-FOLDS = 5
+REFERENCE = "mixed"
+_MARGIN = 1.5
 LARGEST_SINGLE_ANGLE = 1e3  # rounded to 6e-5 in single precision
-# How many features may be pursued, and how many are judged.
-COUNTS = (8, 16, 32, 64, 128)
 _MOST_JUDGED = 512
-_RIDGE = 1.0
+_RIDGE = 2.0  # the mean square of a feature is one
+# Rows and features of the first round of laws, and how many go to the second.
+_FIRST_ROWS, _FIRST_FEATURES, _SECOND_ROUND = 600, 128, 4
 _MOST_FEATURES = 256
-_BLOCK = 1 << 21
-
-
-class Rows(NamedTuple):
-    """Rows to choose by, sorted by label: dealt out in turn, the folds are balanced."""
-
-    x: Tensor  # (n, dim)
-    labels: Tensor  # (n, labels)
-    weights: Tensor  # (n,), of mean one
-
-    def folds(self) -> list[Tensor]:
-        """Say for each fold which rows are in it."""
-        number = torch.arange(len(self.x)) % FOLDS
-        return [number == fold for fold in range(FOLDS)]
-
-    def single(self, positions: Tensor) -> "Rows":
-        """Turn to single precision if angles with such frequencies allow it."""
-        reach = float(self.x.norm(dim=-1).max() * positions.norm(dim=-1).max())
-        if reach > LARGEST_SINGLE_ANGLE:
-            return self
-        return Rows(*(part.float() for part in self))
-
-
-class Features(NamedTuple):
-    """Frequencies and phases of features `cos(w . x + b)`."""
-
-    positions: Tensor  # (count, dim)
-    phases: Tensor  # (count,)
-
-    def take(self, chosen: Tensor | slice) -> "Features":
-        """Keep some of them."""
-        return Features(self.positions[chosen], self.phases[chosen])
-
-    def values(self, x: Tensor) -> Tensor:
-        """Evaluate them, unscaled, shape `(n, count)`."""
-        return (x @ self.positions.to(x).mT + self.phases.to(x)).cos()
-
-    def errors(self, rows: Rows, feature_map: AbstractFeatureMap) -> Tensor:
-        """Compute leave-one-out errors of the rows, by the best ridge regression."""
-        particles = Particles(self.positions.to(rows.x), self.phases.to(rows.x))
-        weights = rows.weights / rows.weights.sum()
-        objective = LeaveOneOut(Sample(rows.x, rows.labels, weights), feature_map)
-        return objective.tuned(particles).errors
-
-
-class Moments(NamedTuple):
-    """Weighted sums over rows: of features, of labels, and of their products."""
-
-    mass: Tensor
-    features: Tensor  # (count,)
-    labels: Tensor  # (labels,)
-    gram: Tensor  # (count, count)
-    cross: Tensor  # (count, labels)
-
-    @classmethod
-    def of(cls, features: Tensor, labels: Tensor, weights: Tensor) -> "Moments":
-        """Sum over rows, in double precision after the products."""
-        weighted = weights.unsqueeze(-1) * features
-        sums = (
-            weights.sum(),
-            weighted.sum(dim=0),
-            weights @ labels,
-            weighted.mT @ features,
-            weighted.mT @ labels,
-        )
-        return cls(*(part.double() for part in sums))
-
-    def centred(self) -> tuple[Tensor, Tensor]:
-        """Products of features, and of features with labels, less their means."""
-        means = self.features / self.mass
-        gram = self.gram - torch.outer(self.features, means)
-        return gram, self.cross - torch.outer(means, self.labels)
-
-    def predict(self, new: Tensor) -> Tensor:
-        """Predict by a ridge regression, `(rows, labels)`."""
-        gram, cross = self.centred()
-        centred = new.double() - self.features / self.mass
-        gram.diagonal().add_(_RIDGE)
-        solved = torch.cholesky_solve(cross, torch.linalg.cholesky(gram))
-        return centred @ solved + self.labels / self.mass
 
 
 class Trial(NamedTuple):
-    """One law and divergence, scored."""
+    """One law, scored."""
 
     law: str
-    divergence: float
     score: float
     losses: Tensor  # (n,), weighted squared error of the scaled predictions
 
 
+def single(sample: Sample, positions: Tensor) -> Sample:
+    """Turn to single precision if angles with such frequencies allow it."""
+    reach = float(sample.x.norm(dim=-1).max() * positions.norm(dim=-1).max())
+    return sample if reach > LARGEST_SINGLE_ANGLE else sample.to(torch.float32)
+
+
+def draw_from(
+    law: SpectralMixture, count: int, dim: int, generator: torch.Generator
+) -> Particles:
+    """Draw frequencies of a law, and phases."""
+    positions = law.draw(count, dim, generator=generator)
+    return Particles(positions, draw_phases(count, generator=generator))
+
+
+def row_weights(sample: Sample) -> Tensor:
+    """Give the weights of the rows with a mean of one."""
+    return sample.size * sample.probabilities
+
+
 def choose_law(
-    rows: Rows,
+    sample: Sample,
     *,
     laws: dict[str, SpectralMixture],
     feature_map: AbstractFeatureMap,
-    n_candidates: int,
     n_features: int,
     generator: torch.Generator,
-) -> tuple[Trial, list[Trial]]:
-    """Choose a law by leave-one-out errors, then on folds how far it is bent."""
-    dim, count = rows.x.shape[1], min(n_features, _MOST_FEATURES)
-    trials: list[Trial] = []
-    seen: set[tuple[Component, ...]] = set()
-    for name, law in laws.items():
-        parts = law.resolve(dim)
-        if parts in seen:  # few columns make some laws the same
-            continue
-        seen.add(parts)
-        positions = law.draw(count, dim, generator=generator)
-        drawn = Features(positions, draw_phases(count, generator=generator))
-        predictions = rows.labels - drawn.errors(rows, feature_map)
-        trials.append(Trial(name, 0.0, *judge(predictions, rows)))
-    law_name = _best(trials, (REFERENCE[0], 0.0)).law
-    law = laws[law_name]
-    positions = law.draw(n_candidates, dim, generator=generator).to(rows.x)
-    sums = _fold_sums(rows, positions)
-    bent = []
-    for divergence in DIVERGENCES:
-        predictions = _predict_by_law(
-            rows, sums, positions, divergence, count, generator
-        )
-        bent.append(Trial(law_name, divergence, *judge(predictions, rows)))
-    return _best(bent, (law_name, REFERENCE[1])), trials + bent
+) -> tuple[str, list[Trial]]:
+    """Choose a law by leave-one-out errors; only the best of few rows see all."""
+    dim, count = sample.x.shape[1], min(n_features, _MOST_FEATURES)
+    # Few columns make some laws the same; the first name stays.
+    distinct = {laws[name].resolve(dim): name for name in reversed(laws)}
+    names = [name for name in laws if name in distinct.values()]
 
+    def tried(names: list[str], rows: Sample, count: int) -> list[Trial]:
+        found = []
+        for name in names:
+            drawn = draw_from(laws[name], count, dim, generator)
+            errors = leave_one_out_errors(drawn, rows, feature_map)
+            found.append(Trial(name, *_judge(rows.labels - errors, rows)))
+        return found
 
-def _best(trials: list[Trial], reference: tuple[str, float]) -> Trial:
-    """Take the best score, or the reference if it is not clearly worse."""
+    dropped: list[Trial] = []
+    if len(names) > _SECOND_ROUND and sample.size > 2 * _FIRST_ROWS:
+        few = sample.take(thinned(torch.arange(sample.size), _FIRST_ROWS))
+        first = tried(names, few, min(count, _FIRST_FEATURES))
+        first.sort(key=lambda trial: (trial.law != REFERENCE, -trial.score))
+        dropped = first[_SECOND_ROUND:]
+        names = [trial.law for trial in first[:_SECOND_ROUND]]
+    trials = tried(names, sample, count)
     best = max(trials, key=lambda trial: trial.score)
     for trial in trials:
-        if (trial.law, trial.divergence) == reference and not is_gain(
-            trial.losses, best.losses, MARGIN
-        ):
-            return trial
-    return best
+        if trial.law == REFERENCE and not is_gain(trial.losses, best.losses, _MARGIN):
+            best = trial
+    return best.law, trials + dropped
+
+
+def thinned(rows: Tensor, most: int) -> Tensor:
+    """Keep about `most` of the rows, evenly."""
+    return rows[:: -(-len(rows) // most)]
 
 
 def is_gain(before: Tensor, after: Tensor, margin: float) -> bool:
@@ -217,54 +137,9 @@ def is_gain(before: Tensor, after: Tensor, margin: float) -> bool:
     return float(gain.mean()) > margin * float(gain.std()) / math.sqrt(len(gain))
 
 
-def _fold_sums(rows: Rows, positions: Tensor) -> Tensor:
-    """Compute `sum_{i in fold} q_i Y_i e^{i w.x_i}` as `(2, folds, labels, n)`."""
-    member = torch.stack(rows.folds(), dim=1).to(rows.x)  # (n, folds)
-    weighted = rows.weights.unsqueeze(-1) * rows.labels
-    split = (member.unsqueeze(-1) * weighted.unsqueeze(1)).flatten(1)
-    parts = []
-    for block in torch.split(positions, max(1, _BLOCK // len(rows.x))):
-        angles = rows.x @ block.mT
-        parts.append(torch.stack([split.mT @ angles.cos(), split.mT @ angles.sin()]))
-    shape = (2, FOLDS, rows.labels.shape[1], len(positions))
-    return torch.cat(parts, dim=-1).reshape(shape)
-
-
-def _predict_by_law(
-    rows: Rows,
-    sums: Tensor,
-    positions: Tensor,
-    divergence: float,
-    count: int,
-    generator: torch.Generator,
-) -> Tensor:
-    """Predict every fold by a ridge regression that has not seen it."""
-    x, labels, weights = rows
-    whole = sums.sum(dim=1)
-    beta = temperature_of_divergence(_energy(whole, weights.sum()), divergence)
-    predictions = torch.empty_like(labels)
-    for fold, outside in enumerate(rows.folds()):
-        inside = ~outside
-        energy = _energy(whole - sums[:, fold], weights[inside].sum())
-        chosen = Resampler("systematic")(
-            gibbs_weights(energy, beta), count, generator=generator
-        )
-        phases = 2 * math.pi * torch.rand(count, generator=generator).to(x)
-        features = Features(positions[chosen], phases).values(x)
-        features *= math.sqrt(2 / count)
-        moments = Moments.of(features[inside], labels[inside], weights[inside])
-        predicted = moments.predict(features[outside])
-        predictions[outside] = predicted.to(labels)
-    return predictions
-
-
-def _energy(sums: Tensor, mass: Tensor) -> Tensor:
-    return -sums.square().sum(dim=(0, 1)).double() / float(mass) ** 2
-
-
-def judge(predictions: Tensor, rows: Rows) -> tuple[float, Tensor]:
+def _judge(predictions: Tensor, sample: Sample) -> tuple[float, Tensor]:
     """Compare predictions with labels, whatever their scale."""
-    labels, weights = rows.labels.to(predictions), rows.weights.to(predictions)
+    labels, weights = sample.labels, row_weights(sample)
     column = weights.unsqueeze(-1)
     cross = (column * predictions * labels).sum()
     size = (column * predictions.square()).sum()
@@ -276,17 +151,28 @@ def judge(predictions: Tensor, rows: Rows) -> tuple[float, Tensor]:
     return score, weights * (scaled - labels).square().sum(dim=-1)
 
 
-class Stage(NamedTuple):
-    """A point on the path of learning: what was pursued and how far particles moved."""
+def leave_one_out_errors(
+    features: Particles, sample: Sample, feature_map: AbstractFeatureMap
+) -> Tensor:
+    """Compute leave-one-out errors of the rows, by the best ridge regression."""
+    sample = single(sample, features.positions)
+    tuned = LeaveOneOut(sample, feature_map).tuned(features.to(sample.x.dtype))
+    return tuned.errors
 
-    features: Features
-    pursued: int = 0
-    steps: int = 0  # of the particles; their shared scales moved before the first
-    scaled: bool = False
+
+def mean_loss(
+    features: Particles, sample: Sample, feature_map: AbstractFeatureMap
+) -> float:
+    """Average the squared leave-one-out errors."""
+    errors = leave_one_out_errors(features, sample, feature_map)
+    return float(sample.probabilities.to(errors) @ errors.square().sum(dim=-1))
 
 
 def held_out_losses(
-    features: Features, inside: Rows, outside: Rows, feature_map: AbstractFeatureMap
+    features: Particles,
+    inside: Sample,
+    outside: Sample,
+    feature_map: AbstractFeatureMap,
 ) -> Tensor:
     """Compute squared errors of held-out rows, as a user of the features would.
 
@@ -295,14 +181,13 @@ def held_out_losses(
     """
     # Those that were pursued are the last.
     features = features.take(slice(-_MOST_JUDGED, None))
-    x, labels, weights = inside.single(features.positions)
-    particles = Particles(features.positions.to(x), features.phases.to(x))
-    sample = Sample(x, labels, weights / weights.sum())
-    objective = LeaveOneOut(sample, feature_map)
-    weights = objective.tuned(particles).weights
-    predictions = objective.predict(particles, outside.x.to(x), weights)
+    inside = single(inside, features.positions)
+    features = features.to(inside.x.dtype)
+    objective = LeaveOneOut(inside, feature_map)
+    weights = objective.tuned(features).weights
+    predictions = objective.predict(features, outside.x.to(inside.x), weights)
     errors = (predictions - outside.labels).square().sum(dim=-1)
-    return (outside.weights * errors).double()
+    return (row_weights(outside) * errors).double()
 
 
 def furthest_gain(losses: list[Tensor], margin: float) -> int:
@@ -311,26 +196,36 @@ def furthest_gain(losses: list[Tensor], margin: float) -> int:
     return best if is_gain(losses[0], losses[best], margin) else 0
 
 
-def complete(drawn: Features, found: Features, count: int) -> Features:
+def complete(drawn: Particles, found: Particles, count: int) -> Particles:
     """Replace the last of the drawn features by the first of those found."""
-    kept = drawn.take(slice(len(drawn.phases) - count))
-    found = found.take(slice(count))
-    return Features(*(torch.cat(both) for both in zip(kept, found, strict=True)))
+    kept, found = drawn.take(slice(len(drawn[0]) - count)), found.take(slice(count))
+    assert kept.phases is not None
+    assert found.phases is not None
+    return Particles(
+        torch.cat([kept.positions, found.positions]),
+        torch.cat([kept.phases, found.phases]),
+    )
 
 
-def pursue(gram: Tensor, cross: Tensor, count: int, ridge: float = _RIDGE) -> Tensor:
+def pursue(
+    features: Tensor, sample: Sample, count: int, ridge: float = _RIDGE
+) -> Tensor:
     """Choose features one after the other by orthogonal least squares.
 
     Examples
     --------
     The second feature repeats the first, and the third says less but something new:
 
-    >>> f = torch.tensor([[2.0, 2.1, 0.0], [0.0, 0.0, 1.0]])
-    >>> y = torch.tensor([[3.0], [1.0]])
-    >>> pursue(f.T @ f, f.T @ y, 2, ridge=0.1)
+    >>> f = torch.tensor([[2.0, 2.1, 0.0], [0.0, 0.0, 1.0], [-2.0, -2.1, -1.0]])
+    >>> y = torch.tensor([[3.0], [1.0], [-4.0]])
+    >>> pursue(f, Sample(torch.zeros(3, 1), y), 2, ridge=0.1)
     tensor([1, 2])
     """
-    left, cross = gram.diagonal().clone(), cross.clone()
+    root, share = row_weights(sample).sqrt().unsqueeze(-1), sample.probabilities
+    features = root * (features - share @ features)
+    labels = root * (sample.labels - share @ sample.labels)
+    gram, cross = (features.mT @ features).double(), (features.mT @ labels).double()
+    left = gram.diagonal().clone()
     tiny = torch.finfo(gram.dtype).eps * left.max()
     columns = gram.new_zeros(len(gram), count)
     free = torch.ones(len(gram), dtype=torch.bool)
@@ -340,9 +235,9 @@ def pursue(gram: Tensor, cross: Tensor, count: int, ridge: float = _RIDGE) -> Te
         k = int(torch.where(free, gain, -1.0).argmax())
         free[k] = False
         chosen.append(k)
-        root = left[k].clamp_min(tiny).sqrt()
-        column = (gram[:, k] - columns[:, :i] @ columns[k, :i]) / root
+        size = left[k].clamp_min(tiny).sqrt()
+        column = (gram[:, k] - columns[:, :i] @ columns[k, :i]) / size
         columns[:, i] = column
-        cross -= torch.outer(column, cross[k] / root)
+        cross -= torch.outer(column, cross[k] / size)
         left = (left - column.square()).clamp_min(tiny)
     return torch.tensor(chosen, dtype=torch.long)

@@ -20,7 +20,6 @@ from coulomb.estimators.base import describe_columns
 _HEAVY, _KNEE = 6.0, 3.0
 _NORMAL_QUARTILES = 1.349  # of a normal law, in standard deviations
 _NUMBERS = "biuf"
-_MOST_KEPT_ROWS = 20_000  # by partial_fit
 
 # Penalties to choose from.
 ALPHAS = {
@@ -156,34 +155,6 @@ def _numbered(values: np.ndarray) -> np.ndarray:
     levels = sorted({key for key in values if key is not None})
     index = {key: code for code, key in enumerate(levels)}
     return np.array([index.get(key, -1) for key in values], dtype=np.float64)
-
-
-class SeenRows(NamedTuple):
-    """A uniform random sample of the rows that partial_fit has seen."""
-
-    table: Table
-    y: np.ndarray
-    weight: np.ndarray
-    keys: np.ndarray
-    seen: int
-    learned_at: int  # rows seen when the features were learned
-
-    def add(self, table: Table, y: Any, weight: np.ndarray, seed: int) -> "SeenRows":
-        """Add a chunk; of too many, those with the smallest random keys stay."""
-        drawn = np.random.default_rng([seed, self.seen]).random(len(weight))
-        parts = [
-            np.concatenate(pair)
-            for pair in [
-                (self.keys, drawn),
-                (self.weight, weight),
-                (self.y, y),
-                *zip(self.table, table, strict=True),
-            ]
-        ]
-        keep = np.sort(np.argsort(parts[0], kind="stable")[:_MOST_KEPT_ROWS])
-        keys, weight, y, *columns = (part[keep] for part in parts)
-        seen = self.seen + len(drawn)
-        return SeenRows(columns, y, weight, keys, seen, self.learned_at)
 
 
 def _find_marked(marked: Any, names: Sequence[str]) -> set[int]:

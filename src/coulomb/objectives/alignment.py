@@ -154,6 +154,40 @@ class Sample:
             return self.x.new_full((self.size,), 1 / self.size)
         return self.weights
 
+    def take(self, rows: Tensor) -> "Sample":
+        """Keep some samples; their weights are scaled to sum to one.
+
+        Parameters
+        ----------
+        rows
+            Which.
+
+        Returns
+        -------
+        Sample
+            These samples.
+        """
+        weights = self.weights
+        if weights is not None:
+            weights = weights[rows] / weights[rows].sum()
+        return Sample(self.x[rows], self.labels[rows], weights)
+
+    def to(self, dtype: torch.dtype) -> "Sample":
+        """Convert to another precision.
+
+        Parameters
+        ----------
+        dtype
+            Of inputs, labels and weights.
+
+        Returns
+        -------
+        Sample
+            The same samples.
+        """
+        weights = None if self.weights is None else self.weights.to(dtype)
+        return Sample(self.x.to(dtype), self.labels.to(dtype), weights)
+
     def pair_mass(self) -> float:
         """Tell the weight of all pairs of different samples, `1 - sum q_i^2`.
 

@@ -28,7 +28,7 @@ from coulomb.objectives.alignment import AbstractSampled, Field, Sample
 # Leverages stay below one by this much: a row that only its own feature explains would
 # have an infinite error.
 _LEAST_SLACK = 1e-3
-PENALTIES = tuple(math.exp(k) for k in range(-9, 6))
+PENALTIES = tuple(math.exp(k) for k in range(-9, 6, 2))
 
 
 class TunedRidge(NamedTuple):
@@ -84,7 +84,7 @@ class AbstractJoint(AbstractSampled):
         """Evaluate the energy and its gradient for the features, in closed form."""
 
     @abstractmethod
-    def _values(self, ridge: "_Spectrum", penalties: tuple[float, ...]) -> list[Tensor]:
+    def _values(self, ridge: "_Spectrum", penalties: Tensor) -> Tensor:
         """Evaluate the energy for each of several penalties."""
 
     def energy(self, particles: Particles) -> Tensor:
@@ -143,9 +143,8 @@ class AbstractJoint(AbstractSampled):
             The same objective with that penalty.
         """
         with torch.no_grad():
-            features = self._centred(self.feature_map(self.sample.x, particles))
-            spectrum = _Spectrum.of(features, self._labels())
-            values = torch.stack(self._values(spectrum, penalties))
+            spectrum = self._spectrum(particles)
+            values = self._values(spectrum, torch.tensor(penalties))
         return replace(self, penalty=penalties[int(values.argmin())])
 
     def predict(
@@ -200,6 +199,10 @@ class AbstractJoint(AbstractSampled):
         share = self.sample.probabilities.unsqueeze(-1)
         return slope - share * slope.sum(dim=-2, keepdim=True)
 
+    def _spectrum(self, particles: Particles) -> "_Spectrum":
+        features = self._centred(self.feature_map(self.sample.x, particles))
+        return _Spectrum.of(features, self._labels())
+
     def _labels(self) -> Tensor:
         return self._weighted(self.sample.labels)
 
@@ -226,28 +229,26 @@ class AbstractJoint(AbstractSampled):
 
 
 class _Spectrum(NamedTuple):
-    """Features in the directions of their own second moments."""
+    """Features, and the directions of their second moments."""
 
+    features: Tensor  # F
+    labels: Tensor  # Y
     directions: Tensor  # V, eigenvectors of F'F
     squares: Tensor  # its eigenvalues
-    features: Tensor  # F V
     cross: Tensor  # V'F'Y
-    labels: Tensor
 
     @classmethod
     def of(cls, features: Tensor, labels: Tensor) -> "_Spectrum":
         """Decompose `F'F`."""
         squares, directions = torch.linalg.eigh((features.mT @ features).double())
         directions = directions.to(features)
-        turned = features @ directions
-        cross = turned.mT @ labels
+        cross = directions.mT @ (features.mT @ labels)
         squares = squares.clamp_min(0).to(features)
-        return cls(directions, squares, turned, cross, labels)
+        return cls(features, labels, directions, squares, cross)
 
-    def residuals(self, penalty: float) -> Tensor:
-        """Compute what a ridge regression leaves of the labels."""
-        shrunk = self.cross / (self.squares + penalty).unsqueeze(-1)
-        return self.labels - self.features @ shrunk
+    def shrinking(self, penalties: Tensor) -> Tensor:
+        """Compute the inverses of the eigenvalues of A, `(penalties, N)`."""
+        return (self.squares + penalties.to(self.squares).unsqueeze(-1)).reciprocal()
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,13 +299,14 @@ class Evidence(AbstractJoint):
             fit = fit + self.determinant * (ridge.features @ ridge.inverse)
         return self._value(ridge), fit / size
 
-    def _values(self, ridge: _Spectrum, penalties: tuple[float, ...]) -> list[Tensor]:
-        values = []
-        for penalty in penalties:
-            noise = self._noise(ridge.labels, ridge.residuals(penalty))
-            volume = (ridge.squares / penalty).log1p().sum()
-            values.append(0.5 * (noise.log() + volume / self.sample.size))
-        return values
+    def _values(self, ridge: _Spectrum, penalties: Tensor) -> Tensor:
+        # <Y, R> = |Y|^2 - <V'F'Y, (S + alpha)^-1 V'F'Y>
+        whole = ridge.labels.double().square().sum()
+        fitted = ridge.shrinking(penalties).double() @ ridge.cross.double().square()
+        least = torch.finfo(ridge.labels.dtype).eps * whole
+        noise = (whole - fitted.sum(dim=-1)).clamp_min(least) / ridge.labels.numel()
+        volume = (ridge.squares / penalties.to(noise).unsqueeze(-1)).log1p().sum(dim=-1)
+        return 0.5 * (noise.log() + volume / self.sample.size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -347,19 +349,26 @@ class LeaveOneOut(AbstractJoint):
             What was found.
         """
         with torch.no_grad():
-            features = self._centred(self.feature_map(self.sample.x, particles))
-            spectrum = _Spectrum.of(features, self._labels())
-            values = torch.stack(self._values(spectrum, penalties))
-            penalty = penalties[int(values.argmin())]
-            shrunk = (spectrum.squares + penalty).reciprocal()
-            slack = self._slack(spectrum.features.square() @ shrunk)
+            spectrum, tried = self._spectrum(particles), torch.tensor(penalties)
+            errors = self._errors(spectrum, tried)
+            best = int(self._mean_square(errors).argmin())
+            shrunk = spectrum.shrinking(tried[best]).unsqueeze(-1) * spectrum.cross
             root = self._root()
-            left = spectrum.residuals(penalty)
             return TunedRidge(
-                penalty,
-                spectrum.directions @ (shrunk.unsqueeze(-1) * spectrum.cross),
-                left / (slack if root is None else slack * root),
+                penalties[best],
+                spectrum.directions @ shrunk,
+                errors[best] if root is None else errors[best] / root,
             )
+
+    def _errors(self, ridge: _Spectrum, penalties: Tensor) -> Tensor:
+        """Compute the errors of all rows for several penalties, `(k, n, labels)`."""
+        turned = ridge.features @ ridge.directions
+        shrinking = ridge.shrinking(penalties)
+        slack = self._slack((turned.square() @ shrinking.mT).mT)
+        solved = shrinking.unsqueeze(-1) * ridge.cross  # (k, N, labels)
+        fitted = turned @ solved.movedim(0, 1).flatten(1)
+        fitted = fitted.reshape(len(turned), len(penalties), -1).movedim(1, 0)
+        return (ridge.labels - fitted) / slack
 
     def _slack(self, leverages: Tensor) -> Tensor:
         """Compute `1 - h`, the leverage of the intercept included."""
@@ -388,12 +397,8 @@ class LeaveOneOut(AbstractJoint):
         slope = slope + 2 * (pushed - features @ (spread.mT @ pushed))
         return self._mean_square(errors), slope
 
-    def _values(self, ridge: _Spectrum, penalties: tuple[float, ...]) -> list[Tensor]:
-        values, squares = [], ridge.features.square()
-        for penalty in penalties:
-            slack = self._slack(squares @ (ridge.squares + penalty).reciprocal())
-            values.append(self._mean_square(ridge.residuals(penalty) / slack))
-        return values
+    def _values(self, ridge: _Spectrum, penalties: Tensor) -> Tensor:
+        return self._mean_square(self._errors(ridge, penalties))
 
 
 @dataclass(frozen=True, eq=False)
