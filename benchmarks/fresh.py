@@ -1,20 +1,27 @@
 """The comparison on fresh tables: `python benchmarks/tabular.py --fresh --out DIR`.
 
-Every table of `tables.FRESH` is split once, at most 4000 rows for training and 4000 for
+Every table of `tables.FRESH` is split once, at most 2000 rows for training and 4000 for
 the test. The features of every method go to the same ridge regression or ridge
 classifier, whose penalty leave-one-out chooses; RBFSampler and Nystroem choose gamma on
 three tenths of the training rows. Scores are points of accuracy or R^2, p-values are
 Wilcoxon's, paired over tables. *control* keeps norms, sparsity and phases of the
-learned features and draws their directions anew; *alignment* is the same sampler moved
-by the paper's energy; *shuffled* has learned from labels in a random order.
+learned features and draws their directions anew, and is the mean of three draws;
+*shuffled* has learned from labels in a random order. CPU times are of one thread, and
+HistGradientBoosting is fitted beside every fit of ours.
+
+`python benchmarks/tabular.py --ablation --out DIR` leaves parts of a fit out, or adds
+noise, on the tables of `tables.DEVELOPMENT`.
 """
 
+import contextlib
 import json
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from lightgbm import LGBMClassifier, LGBMRegressor
@@ -29,14 +36,19 @@ from sklearn.preprocessing import StandardScaler
 
 from coulomb import CoulombSampler
 from coulomb._support.archive import write_whole
-from tables import FRESH, load
+from coulomb.dynamics.langevin import AdamLangevin
+from coulomb.estimators import coulomb as estimator
+from coulomb.estimators import learning
+from coulomb.objectives import Evidence
+from tables import DEVELOPMENT, FRESH, load
 
 BUDGETS = (64, 256, 32, 1024)
-MOST_ROWS = 4000
+MOST_ROWS, MOST_TEST_ROWS = 2000, 4000
+CONTROLS = 3
 PENALTIES = np.logspace(-4, 4, 17)
 SCALES = np.logspace(-1.5, 1.5, 7)  # times 1 / columns
 LEARNED = "learned"
-OURS = ("control", "alignment", "shuffled")
+OURS = ("control", "shuffled")
 RIVALS = ("RBFSampler, tuned", "Nystroem, tuned")
 TREES = ("HistGradientBoosting", "LightGBM")
 
@@ -48,7 +60,7 @@ class Split:
         rows = load(name)
         order = np.random.default_rng(0).permutation(len(rows.y))
         count = min(MOST_ROWS, int(0.75 * len(order)))
-        train, test = order[:count], order[count : count + MOST_ROWS]
+        train, test = order[:count], order[count:][:MOST_TEST_ROWS]
         self.classes = rows.classes
         self.X, self.y = rows.X[train], rows.y[train]
         self.new, self.truth = rows.X[test], rows.y[test]
@@ -63,6 +75,12 @@ class Split:
     ) -> float:
         model = self.head().fit(transform(X), self.y)
         return 100 * float(model.score(transform(new), self.truth))
+
+    def control(self, learned: CoulombSampler) -> float:
+        """Score features with the same norms and other directions."""
+        twins = [learned.control(seed) for seed in range(CONTROLS)]
+        found = [self.score(twin.transform, self.X, self.new) for twin in twins]
+        return float(np.mean(found))
 
     def tuned(self, kind: Any, n_components: int) -> Any:
         """Choose gamma on rows held out from training."""
@@ -94,17 +112,17 @@ def evaluate(name: str, n_components: int) -> dict[str, Any]:
     scores: dict[str, float] = {}
     seconds: dict[str, float] = {}
     record = {"set": name, "n_components": n_components, "classes": split.classes}
+    kinds = (
+        (HistGradientBoostingClassifier, LGBMClassifier)
+        if split.classes
+        else (HistGradientBoostingRegressor, LGBMRegressor)
+    )
+    for title, kind in zip(TREES[: 2 if n_components == 0 else 1], kinds, strict=False):
+        options = {"verbose": -1, "n_jobs": 1} if title == "LightGBM" else {}
+        model = kind(random_state=0, **options)
+        _, seconds[title] = cpu(lambda m=model: m.fit(split.X, split.y))
+        scores[title] = 100 * float(model.score(split.new, split.truth))
     if n_components == 0:
-        kinds = (
-            (HistGradientBoostingClassifier, LGBMClassifier)
-            if split.classes
-            else (HistGradientBoostingRegressor, LGBMRegressor)
-        )
-        for title, kind in zip(TREES, kinds, strict=True):
-            options = {"verbose": -1, "n_jobs": 1} if title == "LightGBM" else {}
-            model = kind(random_state=0, **options)
-            _, seconds[title] = cpu(lambda m=model: m.fit(split.X, split.y))
-            scores[title] = 100 * float(model.score(split.new, split.truth))
         return record | {"scores": scores, "seconds": seconds}
     target = "classes" if split.classes else "number"
     options = {"n_components": n_components, "target": target, "random_state": 0}
@@ -112,36 +130,113 @@ def evaluate(name: str, n_components: int) -> dict[str, Any]:
         lambda: CoulombSampler(**options).fit(split.X, split.y)
     )
     mixed = np.random.default_rng(2).permutation(split.y)
-    made = {
-        LEARNED: learned,
-        "control": learned.control(0),
-        "alignment": CoulombSampler(objective="alignment", **options).fit(
-            split.X, split.y
-        ),
-        "shuffled": CoulombSampler(**options).fit(split.X, mixed),
-    }
-    for title, sampler in made.items():
+    shuffled = CoulombSampler(**options).fit(split.X, mixed)
+    for title, sampler in ((LEARNED, learned), ("shuffled", shuffled)):
         scores[title] = split.score(sampler.transform, split.X, split.new)
+    scores["control"] = split.control(learned)
     for title, kind in zip(RIVALS, (RBFSampler, Nystroem), strict=True):
         transform = split.tuned(kind, n_components).transform
         scores[title] = split.score(transform, split.Z, split.new_Z)
     record["steps"], record["pursued"] = learned.n_iter_, learned.n_pursued_
-    record["scaled"] = bool(learned.scaled_)
+    record["scaled"], record["law"] = bool(learned.scaled_), learned.law_
     return record | {"scores": scores, "seconds": seconds}
 
 
 def run(out: Path) -> None:
     """Evaluate what is not there yet; each table is written when it is done."""
-    out.mkdir(parents=True, exist_ok=True)
-    warnings.filterwarnings("ignore", category=UserWarning)
-    CoulombSampler(8).fit(np.eye(60), np.arange(60) % 2)  # compile what is compiled
     for n_components in (0, *BUDGETS):
         for name in FRESH:
-            path = out / f"{name}-{n_components}.json"
-            if not path.exists():
-                text = json.dumps(evaluate(name, n_components))
-                write_whole(path, lambda p, t=text: p.write_text(t))
-                print(path.stem, text, flush=True)
+            once(out / f"{name}-{n_components}.json", evaluate, name, n_components)
+
+
+def once(path: Path, work: Callable[..., dict[str, Any]], *arguments: Any) -> None:
+    """Write the record of some work unless it is there."""
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    warnings.filterwarnings("ignore", category=UserWarning)
+    text = json.dumps(work(*arguments))
+    write_whole(path, lambda p: p.write_text(text))
+    print(path.stem, text, flush=True)
+
+
+@contextlib.contextmanager
+def without(method: str) -> Iterator[None]:
+    """Leave a phase of the fit out."""
+    with mock.patch.object(learning._Path, method, return_value=()):
+        yield
+
+
+@contextlib.contextmanager
+def with_noise() -> Iterator[None]:
+    """Let particles move with the noise of the posterior of a batch."""
+
+    def noisy(step_size: float, **options: Any) -> AdamLangevin:
+        # The law is exp(-beta N H), and H is minus the log evidence of a row.
+        beta = options["batch_size"] / len(options["domain"].mask)
+        return AdamLangevin(step_size, inverse_temperature=beta, **options)
+
+    with mock.patch.object(learning, "AdamLangevin", noisy):
+        yield
+
+
+ABLATIONS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "everything": (contextlib.nullcontext, {}),
+    "bending left out": (partial(without, "bent"), {}),
+    "scales left out": (partial(without, "scaled"), {}),
+    "pursuit left out": (contextlib.nullcontext, {"pursuit": 0}),
+    "particles do not move": (partial(without, "moved"), {}),
+    "noise added": (with_noise, {}),
+    "determinant left out": (
+        lambda: mock.patch.object(
+            estimator, "Evidence", partial(Evidence, determinant=0.0)
+        ),
+        {},
+    ),
+    "repulsion left out": (contextlib.nullcontext, {"interaction_strength": 0.0}),
+}
+
+
+def ablated(name: str, n_components: int, part: str) -> dict[str, Any]:
+    """Score features that were learned without a part."""
+    split = Split(name)
+    change, options = ABLATIONS[part]
+    target = "classes" if split.classes else "number"
+    sampler = CoulombSampler(n_components, target=target, random_state=0, **options)
+    with change():
+        _, seconds = cpu(lambda: sampler.fit(split.X, split.y))
+    score = split.score(sampler.transform, split.X, split.new)
+    record = {"set": name, "n_components": n_components, "part": part, "score": score}
+    return record | {"seconds": seconds, "steps": sampler.n_iter_}
+
+
+def ablation(out: Path) -> str:
+    """Run what is not there yet, and write the differences."""
+    for name in DEVELOPMENT:
+        for n_components in (256, 64):
+            for part in ABLATIONS:
+                path = out / f"{name}-{n_components}-{part.replace(' ', '-')}.json"
+                once(path, ablated, name, n_components, part)
+    return ablation_table(out)
+
+
+def ablation_table(out: Path) -> str:
+    """Write differences from everything, by what is there."""
+    records = [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
+    scores = {(r["set"], r["n_components"], r["part"]): r["score"] for r in records}
+    lines = ["| | D = 64 | D = 256 |", "| --- | ---: | ---: |"]
+    for part in list(ABLATIONS)[1:]:
+        cells = []
+        for n_components in (64, 256):
+            gaps = [
+                scores[name, n_components, part] - scores[name, n_components, whole]
+                for name in DEVELOPMENT
+                for whole in list(ABLATIONS)[:1]
+                if (name, n_components, part) in scores
+            ]
+            cells.append(f"{mean_and_error(np.array(gaps))} ({len(gaps)})")
+        lines.append(f"| {part} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def markdown(out: Path) -> str:
@@ -178,11 +273,7 @@ def compared(found: list[dict[str, Any]], trees: dict[str, Any]) -> list[str]:
             f"| {method} | {' | '.join(cells)} | {wins}/{losses} | {both.min():+.1f} | "
             f"{p:.2g} |"
         )
-    ratios = [
-        r["seconds"][LEARNED] / trees[r["set"]]["seconds"][TREES[0]]
-        for r in found
-        if r["set"] in trees
-    ]
+    ratios = [r["seconds"][LEARNED] / r["seconds"][TREES[0]] for r in found]
     moved = np.mean([r["steps"] > 0 or r["scaled"] for r in found])
     pursued = np.mean([r["pursued"] > 0 for r in found])
     return [

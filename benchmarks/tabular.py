@@ -324,13 +324,16 @@ def main() -> None:
     parser.add_argument(
         "--fresh", action="store_true", help="the tables of fresh.py instead"
     )
+    parser.add_argument(
+        "--ablation", action="store_true", help="parts left out, on development tables"
+    )
     args = parser.parse_args()
-    if args.fresh:
+    if args.fresh or args.ablation:
         import fresh
 
         if args.markdown is None:
-            fresh.run(args.out)
-        text = fresh.markdown(args.out)
+            (fresh.ablation if args.ablation else fresh.run)(args.out)
+        text = (fresh.ablation_table if args.ablation else fresh.markdown)(args.out)
         print(text)
         if args.markdown is not None:
             write_whole(args.markdown, lambda path: path.write_text(text))

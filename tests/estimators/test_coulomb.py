@@ -46,8 +46,10 @@ class TestLearning:
             learned = quick(50, objective="alignment").set_params(random_state=seed)
             learned.fit(X, y)
             gains.append(alignment(learned) / alignment(learned.control(seed)))
-        # Eight independent ratios, each of which would straddle one without learning.
-        assert min(gains) > 1.1
+        # Eight independent ratios, each of which would straddle one without learning;
+        # held-out rows may say that it is better not to bend the law.
+        assert np.median(gains) > 1.5
+        assert sum(gain > 1.1 for gain in gains) >= 6
 
     def test_finds_the_frequency_that_was_planted(self):
         rng = np.random.default_rng(0)

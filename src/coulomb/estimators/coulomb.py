@@ -124,11 +124,11 @@ class CoulombSampler(AbstractFourierSampler):
         mu(w)  ~  p0(w) exp(-beta V(w)),
         V(w) = -| sum_i q_i Y_i e^{i w.z_i} |^2,
 
-    some are chosen one after the other by what the others leave of the labels, and then
-    they move down an energy of all features together, the `Evidence` of a ridge
-    regression on them: first the scales of the columns, which all particles share, then
-    each particle. Every fourth row is held out (of fewer than 2000 rows, each once) and
-    decides how many are pursued and how far particles move, if at all.
+    and then an energy of all features together moves them, the `Evidence` of a ridge
+    regression: first the scales of the columns, which all particles share; then some
+    are replaced, one after the other, by what the others leave of the labels; then each
+    particle moves. Every fourth row is held out (of fewer than 2000 rows, two to four
+    times) and decides how far each of these goes, if at all.
 
     With `objective="alignment"` it is the paper's method: each particle moves by
     Langevin dynamics in its own potential `V`, with a weak repulsion.

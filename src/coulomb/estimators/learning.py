@@ -37,6 +37,7 @@ from coulomb.dynamics.resampling import (
 from coulomb.energy import Hamiltonian
 from coulomb.estimators.selection import (
     BROAD,
+    CAREFUL,
     LARGEST_SINGLE_ANGLE,
     LAWS,
     REFERENCE,
@@ -71,8 +72,9 @@ _ROWS_TO_WEIGH = 20_000  # for the energies of thousands of candidates
 _ROWS_TO_JUDGE = 4000
 _ROWS_TO_MOVE = 8000  # to draw the batches of a joint energy from
 # Nats by which labels bend a law through exp(-beta V), with few rows less.
-# The first is taken unless another is clearly better.
-_DIVERGENCES, _CAUTIOUS_DIVERGENCE = (1.0, 0.0, 0.5, 2.0), 0.5
+# The first is taken unless another is clearly better: before a joint energy, none.
+_DIVERGENCES, _ALIGNED_DIVERGENCES = (0.0, 1.0, 0.5, 2.0), (1.0, 0.0, 0.5, 2.0)
+_CAUTIOUS_DIVERGENCE = 0.5
 _POOL = 1000
 # Held out from learning by a joint energy: every fourth row, once if rows are many and
 # otherwise several times.
@@ -240,7 +242,8 @@ def _search(
             if len(found) - lowest > _PATIENCE:
                 break
         asked = phase is _Path.pursued and paths[0].fit.settings.pursuit
-        end = 1 if asked else furthest_gain(found, _MARGIN)
+        margin = CAREFUL if phase is _Path.bent else _MARGIN
+        end = 1 if asked else furthest_gain(found, margin)
         stages, losses = tried[end], found[end]
         ends.append(end)
     return stages[0], ends, judged
@@ -263,6 +266,7 @@ class _Path:
     def __init__(self, fit: "_Fit", law: str, outside: Sample) -> None:
         self.fit, self.law, self.outside = fit, law, outside
         self.candidates, settings = fit.candidates(law), fit.settings
+        self.divergences = _DIVERGENCES if settings.joint else _ALIGNED_DIVERGENCES
         self.chosen = choose_uniformly(
             settings.n_particles,
             settings.n_components,
@@ -288,11 +292,11 @@ class _Path:
 
     def start(self) -> Stage:
         """Give the features of the law, bent as usual."""
-        return self.drawn(_DIVERGENCES[0])
+        return self.drawn(self.divergences[0])
 
     def bent(self, stage: Stage) -> Iterator[Stage]:
         """Bend the law less, or more."""
-        for divergence in _DIVERGENCES[1:]:
+        for divergence in self.divergences[1:]:
             yield self.drawn(divergence)
 
     def drawn(self, divergence: float) -> Stage:
@@ -522,7 +526,7 @@ class _Fit:
         if self.distinct_rows < ENOUGH_TO_CHOOSE:
             return _CAUTIOUS_DIVERGENCE, []
         if not self.settings.feature_map.averages_phases:
-            return _DIVERGENCES[0], []
+            return _ALIGNED_DIVERGENCES[0], []
         paths = [_Path(fit, law, outside) for fit, outside in self.parts()]
         stage, _, judged = _search(paths, (_Path.bent,))
         return stage.divergence, judged

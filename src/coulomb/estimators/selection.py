@@ -53,7 +53,7 @@ BROAD = SpectralMixture(
 # What is taken unless another choice is better by 1.5 standard errors: the best of many
 # noisy scores is too often the luckiest.
 REFERENCE = "mixed"
-_MARGIN = 1.5
+CAREFUL = 1.5
 LARGEST_SINGLE_ANGLE = 1e3  # rounded to 6e-5 in single precision
 _MOST_JUDGED = 512
 _RIDGE = 2.0  # the mean square of a feature is one
@@ -121,7 +121,7 @@ def choose_law(
     trials = tried(names, sample, count)
     best = max(trials, key=lambda trial: trial.score)
     for trial in trials:
-        if trial.law == REFERENCE and not is_gain(trial.losses, best.losses, _MARGIN):
+        if trial.law == REFERENCE and not is_gain(trial.losses, best.losses, CAREFUL):
             best = trial
     return best.law, trials + dropped
 
