@@ -195,8 +195,9 @@ def test_descent_reaches_the_logistic_optimum(n_classes):
 def test_probabilities_are_calibrated(head):
     """Of rows with a forecast near p, a share p is of the class.
 
-    The standard error of a share of n rows is sqrt(p (1 - p) / n); each of five bins
-    may miss by four of them and two points, for what 600 rows of training leave open.
+    The standard error of a share of n rows is sqrt(p (1 - p) / n), of those of the test
+    and of the 600 of training; each of five bins may miss by four of them and two
+    points.
     """
     rng = np.random.default_rng(0)
     X = rng.normal(size=(4600, 2))
@@ -208,7 +209,8 @@ def test_probabilities_are_calibrated(head):
     order = np.argsort(found[:, 1])
     for part in np.array_split(order, 5):
         p, share = found[part, 1].mean(), y[600:][part].mean()
-        assert abs(p - share) < 4 * np.sqrt(p * (1 - p) / len(part)) + 0.02
+        error = np.sqrt(p * (1 - p) * (1 / len(part) + 1 / 600))
+        assert abs(p - share) < 4 * error + 0.02
     linear = LogisticRegression().fit(X[:600], y[:600]).predict_proba(X[600:])
     assert log_loss(y[600:], found) < log_loss(y[600:], linear)
 
