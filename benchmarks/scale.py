@@ -70,7 +70,10 @@ def particles(largest: int) -> list[dict]:
     """Time sums over all pairs of a cloud; forces are what a step costs."""
     ranks, rows = Ranks.join(), []
     torch.set_num_threads(1)
-    kinds = {"far field": FarFieldSum(), "random batch": RandomBatchSum()}
+    kinds = {
+        "far field": FarFieldSum(ranks=ranks),
+        "random batch": RandomBatchSum(ranks=ranks),
+    }
     for name, pairs in kinds.items():
         for dim in DIMENSIONS:
             seconds = []
@@ -80,7 +83,7 @@ def particles(largest: int) -> list[dict]:
                 took = []
                 for _ in range(3 if count < 1_000_000 else 2):
                     began, cpu = time.perf_counter(), time.process_time()
-                    pairs(Riesz(0.0), cloud, generator=draw, ranks=ranks)
+                    pairs(Riesz(0.0), cloud, generator=draw)
                     own = time.process_time() - cpu
                     took.append((own, time.perf_counter() - began))
                 best = min(took)

@@ -12,7 +12,7 @@ so that the centre of mass stays.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -33,6 +33,7 @@ __all__ = [
     "Log",
     "PairField",
     "RandomBatchSum",
+    "Ranks",
     "Riesz",
     "interactions",
     "pair_energy",
@@ -214,9 +215,14 @@ class PairField(NamedTuple):
 
 
 class AbstractPairSum(ABC):
-    """A way to sum an interaction over all pairs of a group."""
+    """A way to sum an interaction over all pairs of a group.
+
+    `ranks` are processes that share the work, each with a block of the particles. All
+    of them have all positions and a generator in the same state, and get all sums.
+    """
 
     random: ClassVar[bool] = False
+    ranks: Ranks
 
     def __call__(
         self,
@@ -224,7 +230,6 @@ class AbstractPairSum(ABC):
         positions: Tensor,
         *,
         generator: torch.Generator | None = None,
-        ranks: Ranks = ALONE,
     ) -> PairField:
         """Sum over the other particles of the group.
 
@@ -236,9 +241,6 @@ class AbstractPairSum(ABC):
             Shape `(*groups, n, dim)`; groups do not feel each other.
         generator
             Draws the batches of random sums; exact sums take None.
-        ranks
-            Processes that share the work, each a block of the particles. All of them
-            have all positions, a generator in the same state, and get the whole field.
 
         Returns
         -------
@@ -246,9 +248,9 @@ class AbstractPairSum(ABC):
             Potential and gradient. A single particle feels nothing.
         """
         flat = positions.reshape(-1, *positions.shape[-2:])
-        fields = [self._sum(interaction, group, generator, ranks) for group in flat]
+        fields = [self._sum(interaction, group, generator) for group in flat]
         potential, gradient = map(torch.stack, zip(*fields, strict=True))
-        ranks.add([potential, gradient])
+        self.ranks.add([potential, gradient])
         return PairField(
             potential.reshape(positions.shape[:-1]), gradient.reshape(positions.shape)
         )
@@ -259,7 +261,6 @@ class AbstractPairSum(ABC):
         interaction: AbstractInteraction,
         positions: Tensor,
         generator: torch.Generator | None,
-        ranks: Ranks,
     ) -> PairField:
         """Sum over one group, positions `(n, dim)`; zeros where others compute."""
 
@@ -282,10 +283,13 @@ class ExactSum(AbstractPairSum):
         Particles per side of a tile.
     threads
         For the compiled form; None takes torch's number.
+    ranks
+        Processes that share the particles, `Ranks.join()` under `torchrun`.
     """
 
     tile: int = 2048
     threads: int | None = None
+    ranks: Ranks = field(default=ALONE, repr=False)
 
     def __post_init__(self) -> None:
         check_count("tile", self.tile)
@@ -295,9 +299,8 @@ class ExactSum(AbstractPairSum):
         interaction: AbstractInteraction,
         positions: Tensor,
         generator: torch.Generator | None,
-        ranks: Ranks,
     ) -> PairField:
-        rows = ranks.block(len(positions))
+        rows = self.ranks.block(len(positions))
         if isinstance(interaction, Riesz) and _compiled_pays(positions):
             potential, gradient = riesz_sums(
                 positions.detach().contiguous().numpy(),
@@ -322,9 +325,12 @@ class RandomBatchSum(AbstractPairSum):
     ----------
     batch_size
         Partners of each particle; all of them if there are fewer.
+    ranks
+        Processes that share the particles, `Ranks.join()` under `torchrun`.
     """
 
     batch_size: int = 128
+    ranks: Ranks = field(default=ALONE, repr=False)
     random: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -335,9 +341,9 @@ class RandomBatchSum(AbstractPairSum):
         interaction: AbstractInteraction,
         positions: Tensor,
         generator: torch.Generator | None,
-        ranks: Ranks,
     ) -> PairField:
-        return _grouped_sum(interaction, positions, self.batch_size, generator, ranks)
+        options = (self.batch_size, generator, self.ranks)
+        return _grouped_sum(interaction, positions, *options)
 
 
 @pair_sums.add("far-field")
@@ -358,9 +364,12 @@ class FarFieldSum(AbstractPairSum):
     ----------
     batch_size
         Partners for the correction.
+    ranks
+        Processes that share the particles, `Ranks.join()` under `torchrun`.
     """
 
     batch_size: int = 16
+    ranks: Ranks = field(default=ALONE, repr=False)
     random: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -371,18 +380,17 @@ class FarFieldSum(AbstractPairSum):
         interaction: AbstractInteraction,
         positions: Tensor,
         generator: torch.Generator | None,
-        ranks: Ranks,
     ) -> PairField:
         if bool((positions == positions[:1]).all()):  # one place: there is no far field
-            return ExactSum()._sum(interaction, positions, None, ranks)
+            return ExactSum(ranks=self.ranks)._sum(interaction, positions, None)
         expansion = _expand(interaction, positions)
-        far, own = expansion.total(), torch.zeros(len(positions), dtype=torch.bool)
-        own[ranks.block(len(positions))] = True
-        if ranks.world > 1:
-            far = PairField(far.potential * own, far.gradient * own.unsqueeze(-1))
+        far, rows = expansion.total(), self.ranks.block(len(positions))
+        for part in far:  # what others compute
+            part[: rows.start] = 0
+            part[rows.stop :] = 0
         if self.batch_size == 0:
             return far
-        options = (self.batch_size, generator, ranks)
+        options = (self.batch_size, generator, self.ranks)
         rest = _grouped_sum(interaction, positions, *options, minus=expansion)
         return PairField(far.potential + rest.potential, far.gradient + rest.gradient)
 
@@ -418,8 +426,8 @@ def pair_energy(
     tensor(0.2500)
     """
     pair_sum = pair_sum or ExactSum()
-    field = pair_sum(interaction, positions, generator=generator)
-    return 0.5 * field.potential.mean(dim=-1)
+    found = pair_sum(interaction, positions, generator=generator)
+    return 0.5 * found.potential.mean(dim=-1)
 
 
 # Above this many dimensions matrix products beat explicit differences.

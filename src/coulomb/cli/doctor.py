@@ -78,6 +78,19 @@ def doctor(
         raise typer.Exit(1)
 
 
+def _backends() -> list[str]:
+    """List the backends of torch's processes."""
+    from torch import distributed
+
+    if not distributed.is_available():
+        return []
+    found = {
+        "gloo": distributed.is_gloo_available(),
+        "nccl": distributed.is_nccl_available(),
+    }
+    return [name for name, there in found.items() if there]
+
+
 def _describe() -> dict[str, str]:
     """Tell what is there."""
     import torch
@@ -96,6 +109,7 @@ def _describe() -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "BLAS": ", ".join(blas) or "torch's own",
         "GPU": ", ".join(gpus) or "none",
+        "processes talk by": ", ".join(_backends()) or "nothing",
         "coulomb": __version__,
         **{name: str(value) for name, value in environment().items()},
     }
