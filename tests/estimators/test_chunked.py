@@ -13,6 +13,7 @@ from sklearn.base import clone
 from sklearn.metrics import accuracy_score, r2_score
 
 from coulomb import CoulombClassifier, CoulombRegressor, CoulombSampler
+from coulomb._support.errors import FileFormatError
 from coulomb.estimators import chunked
 from coulomb.estimators.chunked import Chunk, Chunks, as_chunks
 from coulomb.estimators.tabular import RidgeSums, fit_ridge
@@ -262,6 +263,18 @@ def test_partial_fit_takes_parts_once():
 def test_mistakes_are_named(arguments, sentence):
     with pytest.raises((ValueError, TypeError), match=sentence):
         CoulombSampler(2).fit(*arguments)
+
+
+def test_parquet_that_is_none_and_columns_that_are_not_asked_for(tmp_path):
+    X, y = data()
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 and no more PAR1")
+    with pytest.raises(FileFormatError, match="is not a Parquet table"):
+        CoulombSampler(2).fit(tmp_path / "broken.parquet", "y")
+    frame = pd.DataFrame(X, columns=list("abcd")).assign(y=y)
+    frame.to_parquet(tmp_path / "all.parquet")
+    model = clone(MODELS["classifier"]).fit(tmp_path / "all.parquet", "y")
+    found = np.concatenate(list(model.predict(tmp_path / "all.parquet")))
+    assert (found == model.predict(frame.drop(columns="y"))).all()
 
 
 def test_a_list_of_rows_is_no_list_of_chunks():

@@ -18,7 +18,12 @@ from scipy import sparse
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
-from coulomb._support.errors import ParameterError, ParameterTypeError, shown
+from coulomb._support.errors import (
+    FileFormatError,
+    ParameterError,
+    ParameterTypeError,
+    shown,
+)
 
 # Rows that are looked at together: of more, a uniform sample makes all choices.
 MOST_ROWS = 100_000
@@ -155,14 +160,15 @@ def over_parts(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(self, X)
         check_is_fitted(self)
         if not hasattr(X, "__dask_graph__"):
-            return (method(self, part.X) for part in read_parts(X))
+            known = getattr(self, "feature_names_in_", None)
+            return (method(self, _select(part.X, known)) for part in read_parts(X))
         import dask.array as da
 
         frame = hasattr(X, "columns")
         row = X._meta_nonempty if frame else np.zeros((1, X.shape[1]), X.dtype)
         meta = method(self, row)[:0]
         chunks = _dask_chunks(X, None, None, count=False)
-        work = chunks.dask.delayed(partial(_apply, method))
+        work = chunks.dask.delayed(partial(_apply, method.__name__))
         model = chunks.dask.delayed(self)
         blocks = [
             da.from_delayed(work(model, part.X, meta), (n, *meta.shape[1:]), meta=meta)
@@ -173,8 +179,15 @@ def over_parts(method: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _apply(method: Callable[..., Any], model: Any, X: Any, empty: np.ndarray) -> Any:
-    return method(model, X) if X.shape[0] else empty
+def _apply(method: str, model: Any, X: Any, empty: np.ndarray) -> Any:
+    return getattr(model, method)(X) if X.shape[0] else empty
+
+
+def _select(X: Any, names: Any) -> Any:
+    """Take the columns of a fit out of an Arrow table, which may have others."""
+    columns = getattr(X, "column_names", None)
+    found = names is not None and columns is not None and set(names) <= set(columns)
+    return X.select(list(names)) if found else X
 
 
 def has_parts(X: Any) -> bool:
@@ -292,14 +305,17 @@ def _split_off(table: Any, *names: Any) -> Chunk:
 
 def _parquet_chunks(path: Any, y: Any, weight: Any) -> Chunks:
     """Read a Parquet file or a folder of them, one group of rows after the other."""
-    from pyarrow import dataset
+    from pyarrow import ArrowException, dataset
 
     if not Path(path).exists():
         raise ParameterError(f"`X` must be data or a Parquet path; got {str(path)!r}.")
-    found = dataset.dataset(str(path), format="parquet")
-    groups = [
-        group for part in found.get_fragments() for group in part.split_by_row_group()
-    ]
+    try:
+        files = list(dataset.dataset(str(path), format="parquet").get_fragments())
+        groups = [group for file in files for group in file.split_by_row_group()]
+    except (ArrowException, OSError) as error:
+        raise FileFormatError(f"{path} is not a Parquet table: {error}") from error
+    if not groups:
+        raise FileFormatError(f"{path} is not a Parquet table: it has no rows.")
 
     def read() -> Iterator[Chunk]:
         for group in groups:
