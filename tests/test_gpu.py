@@ -1,14 +1,8 @@
-"""Torch paths give on a GPU what they give on the CPU; skipped where there is none."""
-
-import copy
+"""Maps, forces and dynamics on a GPU; attention is in `attention`."""
 
 import pytest
 import torch
 
-from coulomb.attention import EncoderSettings, KernelAttention, KernelEncoder
-from coulomb.attention.encoder.layout import TokenBatch
-from coulomb.attention.encoder.packed import packed_logits
-from coulomb.attention.ops.api import kernel_attention
 from coulomb.domains import Ball
 from coulomb.dynamics.langevin import ProjectedLangevin
 from coulomb.energy import Hamiltonian
@@ -38,23 +32,6 @@ def features(device):
     return [feature(x, Particles(w, phases)) for feature in maps]
 
 
-def attention(device):
-    q, k, v = (drawn(2, 3, n, 8).to(device).requires_grad_() for n in (9, 9, 9))
-    particles = Particles(drawn(3, 6, 8).to(device))
-    out = kernel_attention(q, k, v, particles, "softmaxfeat")
-    return [out, *torch.autograd.grad(out.square().sum(), (q, k, v))]
-
-
-def encoder(device):
-    settings = EncoderSettings(30, 2, width=16, n_heads=2, dropout=0.0)
-    model = KernelEncoder(settings, KernelAttention, generator=0).to(device)
-    ids, bounds = torch.tensor([5, 7, 9, 2, 2]), torch.tensor([0, 2, 5])
-    batch = TokenBatch(ids.to(device), bounds.to(device))
-    logits = packed_logits(copy.deepcopy(model), batch)
-    logits.sum().backward()
-    return [logits]
-
-
 def repulsion(device):
     cloud = drawn(40, 6).to(device)
     return [*ExactSum()(Riesz(1.0), cloud), *FarFieldSum(0)(Riesz(1.0), cloud)]
@@ -71,7 +48,7 @@ def langevin(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("path", [features, attention, encoder, repulsion, langevin])
+@pytest.mark.parametrize("path", [features, repulsion, langevin])
 def test_the_same_on_every_device(path, device):
     for here, there in zip(path("cpu"), path(device), strict=True):
         assert there.device.type == device
