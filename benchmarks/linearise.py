@@ -33,6 +33,12 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from coulomb._support.archive import write_json, write_whole
+from coulomb.features import (
+    AbstractFeatureMap,
+    Particles,
+    feature_maps,
+    projections,
+)
 from coulomb.linearise import linearise
 from coulomb.linearise.api import cosine_with, measure_speed, random_student
 from coulomb.linearise.fit import pool
@@ -323,7 +329,24 @@ def _kilobytes(name: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
+@feature_maps.add("hedgehog")
+class Hedgehog(AbstractFeatureMap):
+    """Hedgehog's map, `softmax(W x)` beside `softmax(-W x)`, with `W` learned.
+
+    As many features as ours need half the rows; queries and keys have their own.
+    """
+
+    def __call__(self, x: torch.Tensor, particles: Particles) -> torch.Tensor:
+        y = projections(x, particles)
+        return torch.cat([y.softmax(dim=-1), (-y).softmax(dim=-1)], dim=-1)
+
+    def n_features(self, n_particles: int) -> int:
+        return 2 * n_particles
+
+
+# Rows before windows were there are without one.
 SMALL = {"steps": 100, "distil_steps": 0, "max_tokens": 8000, "n_features": 32}
+SMALL |= {"window": 0}
 ABLATIONS: dict[str, dict[str, Any]] = {
     "reference": {},
     "objective mse": {"objective": "mse"},
@@ -357,6 +380,13 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "row alignment, random start": {"objective": "alignment", "start": "random"},
     "log alignment, random start": {"objective": "log-alignment", "start": "random"},
     "random start, long steps": {"start": "random", "step_size": 0.1},
+    "window 8": {"window": 8},
+    "window 8, M 16": {"window": 8, "n_features": 16},
+    "window 8, M 64": {"window": 8, "n_features": 64},
+    "window 4": {"window": 4},
+    "window 16": {"window": 16},
+    "Hedgehog's map, M 32": {"feature_map": "hedgehog", "n_features": 16},
+    "Hedgehog's map, M 64": {"feature_map": "hedgehog", "n_features": 32},
 }
 
 
@@ -377,7 +407,8 @@ def run_ablations(records: Records, data: Data, options: argparse.Namespace) -> 
         {"sentences": (sentences, 128), "reviews": (reviews, 256)}.items()
     }  # fmt: skip
     for name, changes in ABLATIONS.items():
-        if records.find(part="ablation", name=name):
+        wanted = options.names is None or name in options.names
+        if not wanted or records.find(part="ablation", name=name):
             continue
         changes = dict(changes)
         texts = data.fit_texts(0, *changes.pop("texts", (400, 60)))
@@ -414,6 +445,9 @@ def main() -> None:
     parser.add_argument("--probes", default=[*PROBES, "mrpc"], **words)
     parser.add_argument("--cosines", default=list(COSINES), **words)
     parser.add_argument("--models", default=["random", "learned"], **words)
+    parser.add_argument(
+        "--names", type=lambda text: text.split(";"), help="ablations, ; between"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
     parser.add_argument("--data-dir", type=Path, default=os.environ.get("COULOMB_DATA"))

@@ -107,7 +107,8 @@ def linearise(
         say("\n".join(told))
         return
     if max_length is not None:
-        tokenizer.model_max_length = max_length
+        longest = max(max_length, tokenizer.model_max_length)
+        tokenizer.model_max_length = longest
     with resumable("The same command goes on from there."), working_in(partial):
         fast: Any = learn(
             model,
