@@ -36,6 +36,7 @@ from coulomb.attention.layers.base import AbstractAttention
 from coulomb.attention.layers.baselines import Linformer, SoftmaxAttention
 from coulomb.attention.layers.kernel import AbstractFeatureAttention, KernelAttention
 from coulomb.attention.ops.api import kernel_attention
+from coulomb.attention.ops.compiled import as_array
 from coulomb.attention.ops.decoding import decode_step, init_state
 from coulomb.features import DEFAULT_MAP, AbstractFeatureMap, Particles, feature_maps
 from coulomb.kernels import encoder_rows as loops
@@ -257,17 +258,6 @@ def compile_loops() -> None:
 _SAFE_RANGE = 40.0
 # Up to about this length the quadratic order is the cheaper one.
 _LONGEST = 200
-
-_NONE = np.empty(0, np.float32)
-
-
-def as_array(x: Any) -> Any:
-    """View a tensor as an array, None as an empty one; tuples item by item."""
-    if isinstance(x, Tensor):
-        return x.detach().contiguous().numpy()
-    if isinstance(x, tuple):
-        return tuple(map(as_array, x))
-    return _NONE if x is None else x
 
 
 def run(loop: Callable[..., Any], *arguments: Any) -> Any:

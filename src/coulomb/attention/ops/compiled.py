@@ -57,11 +57,13 @@ def knows(inputs: Inputs) -> bool:
     )
 
 
-def _array(x: Tensor | None) -> _Array:
-    if x is None:
-        return _NONE
-    array: _Array = x.detach().contiguous().numpy()
-    return array
+def as_array(x: Any) -> Any:
+    """View a tensor as an array, None as an empty one; tuples item by item."""
+    if isinstance(x, Tensor):
+        return x.detach().contiguous().numpy()
+    if isinstance(x, tuple):
+        return tuple(map(as_array, x))
+    return _NONE if x is None else x
 
 
 class _Rows(NamedTuple):
@@ -107,11 +109,7 @@ class _Call(NamedTuple):
     def run(self, work: Any, units: int, products: int) -> None:
         dim, dim_v, features = self.shape[1]
         size = self.heads * sum(self.tokens) * features * (dim + dim_v) * products
-        over_torch_threads(work, units, _threads(units, size))
-
-
-def _threads(units: int, size: int) -> int:
-    return threads_for(units, size / _PER_SECOND)
+        over_torch_threads(work, units, threads_for(units, size / _PER_SECOND))
 
 
 def _loops() -> Any:
@@ -134,11 +132,11 @@ def _call(
         states = np.maximum(lengths - 1, 0) // loops.SPAN
     bounds = *(side.bounds for side in sides), np.concatenate([[0], states.cumsum()])
     sizes = q.shape[-1], v.shape[-1], positions.shape[1]
-    mask = np.empty(0, np.bool_) if key_mask is None else _array(key_mask).reshape(-1)
+    mask = np.empty(0, np.bool_) if key_mask is None else as_array(key_mask).reshape(-1)
     particles = (positions, offsets), (key_positions, key_offsets)
     inputs = (
         *(sides[0].place(q), sides[1].place(k), sides[1].place(v)),
-        tuple(tuple(_array(x).reshape(-1) for x in side) for side in particles),
+        tuple(tuple(as_array(x).reshape(-1) for x in side) for side in particles),
         mask,
         _by_head(log_weight),
     )
@@ -149,7 +147,8 @@ def _call(
 
 def _by_head(x: Tensor | None) -> _Array:
     # (batch, heads, m, 1) or packed (tokens, heads, 1): all rows of a head in turn.
-    return _NONE if x is None else _array(x.transpose(0, 1)).reshape(-1)
+    array: _Array = as_array(None if x is None else x.transpose(0, 1)).reshape(-1)
+    return array
 
 
 def _options(feature_map: AbstractFeatureMap) -> tuple[bool, float]:
