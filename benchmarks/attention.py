@@ -70,16 +70,19 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 Key = TypeVar("Key", bound=Hashable)
 
 
-def plain_features(x: Tensor, *, query: bool) -> Tensor:
-    products = x @ particles().positions.transpose(-1, -2)
+def plain_features(x: Tensor, positions: Tensor, *, query: bool) -> Tensor:
+    products = x @ positions.transpose(-1, -2)
     exponents = products - x.square().sum(dim=-1, keepdim=True) / 2
     dims = (-1,) if query else (-1, -2)
     return (exponents - exponents.amax(dim=dims, keepdim=True).detach()).exp()
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+def plain(
+    q: Tensor, k: Tensor, v: Tensor, *, positions: Tensor, causal: bool
+) -> Tensor:
     """Write linear attention down as one would, with whole arrays."""
-    phi_q, phi_k = plain_features(q, query=True), plain_features(k, query=False)
+    phi_q = plain_features(q, positions, query=True)
+    phi_k = plain_features(k, positions, query=False)
     if not causal:
         sums = phi_k.transpose(-1, -2) @ v
         normaliser = phi_q @ phi_k.sum(dim=-2).unsqueeze(-1)
@@ -129,7 +132,7 @@ def variants(
 
 @functools.cache
 def plain_variants(causal: bool) -> dict[str, Attention]:
-    form = functools.partial(plain, causal=causal)
+    form = functools.partial(plain, positions=particles().positions, causal=causal)
     return {"plain": form, "compiled": torch.compile(form)}
 
 
