@@ -17,6 +17,7 @@ import argparse
 import json
 import resource
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -66,9 +67,9 @@ def tables(gigabytes: float, workers: int) -> dict:
     }
 
 
-def particles(largest: int) -> list[dict]:
+def particles(largest: int) -> Iterator[dict]:
     """Time sums over all pairs of a cloud; forces are what a step costs."""
-    ranks, rows = Ranks.join(), []
+    ranks = Ranks.join()
     torch.set_num_threads(1)
     kinds = {
         "far field": FarFieldSum(ranks=ranks),
@@ -76,33 +77,22 @@ def particles(largest: int) -> list[dict]:
     }
     for name, pairs in kinds.items():
         for dim in DIMENSIONS:
+            known = [n for n in COUNTS if n <= largest]
             seconds = []
-            for count in (n for n in COUNTS if n <= largest):
+            for count in known:
                 draw = torch.Generator().manual_seed(0)
                 cloud = torch.randn(count, dim, generator=draw)
                 took = []
-                for _ in range(3 if count < 1_000_000 else 2):
-                    began, cpu = time.perf_counter(), time.process_time()
+                for _ in range(3 if count < 1_000_000 else 1):
+                    began = time.process_time()
                     pairs(Riesz(0.0), cloud, generator=draw)
-                    own = time.process_time() - cpu
-                    took.append((own, time.perf_counter() - began))
-                best = min(took)
-                seconds.append(best[0])
-                rows.append(
-                    {
-                        "sum": name,
-                        "dim": dim,
-                        "N": count,
-                        "ranks": ranks.world,
-                        "cpu seconds": best[0],
-                        "seconds": best[1],
-                    }
-                )
-            known = [n for n in COUNTS if n <= largest]
+                    took.append(time.process_time() - began)
+                seconds.append(min(took))
+                row = {"sum": name, "dim": dim, "N": count, "ranks": ranks.world}
+                yield row | {"cpu seconds": seconds[-1]}
             if len(known) > 1:
                 slope = np.polyfit(np.log(known), np.log(seconds), 1)[0]
-                rows[-1]["exponent"] = float(slope)
-    return rows if ranks.writes else []
+                yield {"sum": name, "dim": dim, "exponent": float(slope)}
 
 
 def written() -> int:
@@ -186,7 +176,8 @@ def main() -> None:
         print(json.dumps(tables(given.gigabytes, given.workers), indent=2))
     elif given.what == "particles":
         for row in particles(given.largest):
-            print(json.dumps(row), flush=True)
+            if Ranks.join().writes:
+                print(json.dumps(row), flush=True)
     elif given.what == "training":
         found = training()
         if Ranks.join().writes:
