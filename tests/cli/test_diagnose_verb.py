@@ -39,7 +39,7 @@ def trained(tmp_path_factory):
             words = draw.choices(["the", "a", "film", "plot", "cast", "story"], k=5)
             words.append(draw.choice(["fine great", "dull poor"][number % 2].split()))
             rows.writerow([" ".join(words), ["good", "bad"][number % 2]])
-    names = ["--text", "review", "--label", "sentiment", "--preset", "paper-main"]
+    names = ["--text", "review", "--label", "sentiment", "--preset", "paper-plain"]
     result = run(
         "train", folder / "reviews.csv", *names, *FLAGS, "--out", folder / "one"
     )

@@ -26,7 +26,9 @@ def learned():
 @pytest.fixture(scope="module")
 def paper():
     batches = marked_batches(10, **SIZE)
-    return align(marked_model(), batches, settings=PAPER, record_every=40)
+    return align(
+        marked_model(), batches, settings=PAPER, drift="plain", record_every=40
+    )
 
 
 def test_a_problem_that_can_be_learned_is_learned(learned):
@@ -42,7 +44,7 @@ def test_a_problem_that_can_be_learned_is_learned(learned):
     assert float(found.apart) > 3 * float(found.moved_by_noise)
 
 
-def test_the_paper_s_settings_did_not_learn(paper):
+def test_the_paper_s_settings_without_the_factor_n_did_not_learn(paper):
     found = diagnose(paper, **QUICK)
     assert not found.learned
     assert found.verdict.startswith("Phase A did not learn: its drift is drowned")
