@@ -12,10 +12,10 @@ regression on pooled states. Arms, on the same labelled texts:
 - `phase_a`: Phase A with the labels; `shuffled`: with labels dealt anew;
 - `tuned`: as many steps of cross-entropy on all weights of the last layer.
 
-The step size of Phase A was chosen on the validation split of Rotten Tomatoes, with
-`--select`. Every
-record goes to a JSON-lines file; records that are there are not computed again. Test
-rows: the first of a fixed shuffle of the split that each task reports on.
+The step size of Phase A was chosen with `--select`, on the validation split of Rotten
+Tomatoes and one draw of labels; the rate of `tuned` was not chosen. Every record goes
+to a JSON-lines file; records that are there are not computed again. Test rows: the
+first of a fixed shuffle of the split that each task reports on.
 """
 
 import argparse

@@ -229,6 +229,8 @@ def test_a_run_is_learned_resumed_loaded_and_exported(changes, bert, tmp_path):
         assert torch.equal(tensor, again.weights[name]), name
     assert again.metrics["metrics"] == whole.metrics["metrics"]
 
+    names = {path.name for path in half.iterdir()}
+    assert not names & {"best.safetensors", "layers.safetensors"}
     predictor = Predictor.load(half)
     linear = any("particles" in name for name in whole.weights)
     assert linear == (changes["attention"] == "linear")

@@ -350,7 +350,6 @@ def begin_encoder(
     if kept is not None and not made:
         tokenizer = load_tokenizer(source, corpus.kind)
         write_folder(kept, lambda path: model.save_pretrained(path, tokenizer))
-        (kept.parent / LAYERS).unlink(missing_ok=True)
     return model
 
 

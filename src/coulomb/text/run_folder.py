@@ -170,7 +170,7 @@ def read_config(folder: Path) -> Config:
         "classes": isinstance(classes, list)
         and all(isinstance(label, str | int | float) for label in classes)
         and len(set(classes)) == len(classes) >= 2,
-        "data": isinstance(data, dict) and _is_source(data),
+        "data": isinstance(data, dict),
     }
     for name, holds in rules.items():
         if not holds:
@@ -179,32 +179,29 @@ def read_config(folder: Path) -> Config:
         settings = TextSettings.from_plain(values["settings"])
     except (CoulombError, TypeError) as error:
         raise FileFormatError(f"{path}: {error}") from error
-    _check_paths(path, data)
+    _check_source(path, data)
     return Config(settings, kind, tuple(classes), data, str(values["fingerprint"]))
 
 
-def _is_source(data: Mapping[str, Any]) -> bool:
-    """Say whether what describes the data is of the types it should have."""
-    text, share = data.get("text"), data.get("validation_share")
-    words = [data.get(name, "") for name in ("name", "task", "label")]
-    columns = [] if text is None else text
-    return (
-        all(isinstance(word, str | None) for word in words)
-        and isinstance(columns, list)
-        and all(isinstance(name, str) for name in columns)
-        and isinstance(share, int | float | None)
-    )
+_SOURCE = dict.fromkeys(("name", "task", "label"), str) | {"text": list}
+_PATHS = ("train", "validation", "test", "data_dir")
 
 
-def _check_paths(path: Path, data: Mapping[str, Any]) -> None:
-    # A run may come from someone else. Data files are whole paths without detours, so
-    # that what the configuration shows is what is read.
-    for name in ("train", "validation", "test", "data_dir"):
+def _check_source(path: Path, data: Mapping[str, Any]) -> None:
+    """Refuse what cannot describe data.
+
+    A run may come from someone else. Data files are whole paths without detours, so
+    that what the configuration shows is what is read.
+    """
+    kinds = {**_SOURCE, "validation_share": int | float}
+    columns = data.get("text") or []
+    typed = all(isinstance(data.get(name), kind | None) for name, kind in kinds.items())
+    if not typed or not all(isinstance(name, str) for name in columns):
+        raise FileFormatError(f"{path}: `data` is damaged.")
+    for name in _PATHS:
         value = data.get(name)
-        if value is None:
-            continue
         plain = isinstance(value, str) and Path(value).is_absolute()
-        if not plain or ".." in Path(value).parts:
+        if value is not None and (not plain or ".." in Path(value).parts):
             raise FileFormatError(
                 f"{path}: `data.{name}` must be a whole path without '..'; got "
                 f"{value!r}."

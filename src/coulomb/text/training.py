@@ -36,7 +36,7 @@ from coulomb.text import run_folder
 from coulomb.text.align import run_phase_a
 from coulomb.text.data import Corpus
 from coulomb.text.evaluate import judged_by, logits_of, score_split
-from coulomb.text.pretrained import PretrainedEncoder, complete, fit_head
+from coulomb.text.pretrained import LAYERS, PretrainedEncoder, complete, fit_head
 from coulomb.text.run_folder import CHECKPOINT, Checkpoint, Store, check_tensors
 from coulomb.text.settings import TextSettings, TrainSettings, find_variant
 from coulomb.text.setup import DROPOUT, ORDER, WORDS, Setup, embeddings_of, set_up
@@ -229,12 +229,13 @@ def _go_on(
         progress=progress,
         log_dir=folder / "tensorboard" if tensorboard else None,
     )
+    if not ranks.writes:
+        return trained
     if pretrained:
         write_archive(folder / run_folder.WEIGHTS, trained.weights, {})
-    if ranks.writes:
-        write_json(metrics, trained.metrics)
-    if pretrained:
-        (folder / run_folder.BEST).unlink(missing_ok=True)
+    write_json(metrics, trained.metrics)
+    for name in (run_folder.BEST, LAYERS):
+        (folder / name).unlink(missing_ok=True)
     return trained
 
 
