@@ -430,7 +430,8 @@ def model_class(base: Any) -> Any:
     @wraps(base.forward)
     def forward(self: Any, *arguments: Any, **named: Any) -> Any:
         ids = named.get("input_ids", arguments[0] if arguments else None)
-        count = n_positions(self)
+        # Where positions are given, texts may follow one another in a row.
+        count = None if named.get("position_ids") is not None else n_positions(self)
         if count is not None and isinstance(ids, Tensor) and ids.shape[-1] > count:
             raise ParameterError(
                 f"`input_ids` must have at most {count} tokens, as many as this model "
