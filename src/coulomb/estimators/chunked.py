@@ -7,6 +7,7 @@ of workers, and a part that is computed twice changes nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
 from itertools import accumulate
@@ -18,6 +19,7 @@ from scipy import sparse
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
+from coulomb._support.checks import check_labels
 from coulomb._support.errors import (
     FileFormatError,
     ParameterError,
@@ -239,6 +241,8 @@ def _summarise(chunk: Chunk, start: int, model: Any, chosen: Any) -> Summary:
     table, y, weight = reader._check_part(*chunk)
     names = ("n_features_in_", "feature_names_in_")
     about = {name: getattr(reader, name) for name in names if hasattr(reader, name)}
+    if y.dtype == object:
+        check_labels("y", y)
     values = np.unique(y)
     classes = values if len(values) <= _MOST_CLASSES else None
     mass, columns = float(weight.sum()), None
@@ -272,13 +276,13 @@ def _join_summaries(a: Summary, b: Summary) -> Summary:
 
 
 def _as_chunk(item: Any) -> Chunk:
-    chunk = Chunk(*item) if isinstance(item, tuple) else Chunk(item)
-    if not hasattr(chunk.X, "shape"):
+    given = item if isinstance(item, tuple) else (item,)
+    if not 1 <= len(given) <= 3 or not getattr(given[0], "shape", ()):
         raise ParameterTypeError(
-            "`X` must give chunks with rows, such as arrays or data frames; got "
-            f"{shown(chunk.X)}."
+            "`X` must give chunks with rows, such as arrays or data frames, alone or "
+            f"as (X, y) or (X, y, sample_weight); got {shown(item)}."
         )
-    return chunk
+    return Chunk(*given)
 
 
 def _count(chunk: Chunk) -> int:
@@ -300,35 +304,59 @@ def _split_off(table: Any, *names: Any) -> Chunk:
     if given:
         drop = table.drop if columns is None else table.drop_columns
         table = drop(columns=given)
+    if len(known) == len(set(given)):
+        raise ParameterError("`X` must have a column beside `y` and `sample_weight`.")
     return Chunk(table, *taken)
 
 
 def _parquet_chunks(path: Any, y: Any, weight: Any) -> Chunks:
     """Read a Parquet file or a folder of them, one group of rows after the other."""
-    from pyarrow import ArrowException, dataset
+    from pyarrow import dataset
 
     if not Path(path).exists():
         raise ParameterError(f"`X` must be data or a Parquet path; got {str(path)!r}.")
-    try:
+    for name, value in (("y", y), ("sample_weight", weight)):
+        if value is not None and not isinstance(value, str):
+            raise ParameterTypeError(
+                f"`{name}` must name a column of {str(path)!r}; got {shown(value)}."
+            )
+    with _reading(path):
         files = list(dataset.dataset(str(path), format="parquet").get_fragments())
         groups = [group for file in files for group in file.split_by_row_group()]
-    except (ArrowException, OSError) as error:
-        raise FileFormatError(f"{path} is not a Parquet table: {error}") from error
     if not groups:
         raise FileFormatError(f"{path} is not a Parquet table: it has no rows.")
 
     def read() -> Iterator[Chunk]:
         for group in groups:
-            X, *others = _split_off(group.to_table(), y, weight)
+            with _reading(path):
+                table = group.to_table()
+            X, *others = _split_off(table, y, weight)
             yield Chunk(X, *(None if x is None else x.to_numpy() for x in others))
 
     return Chunks(read, [group.count_rows() for group in groups])
+
+
+@contextmanager
+def _reading(path: Any) -> Iterator[None]:
+    """Name the file that pyarrow cannot read."""
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except (ArrowException, OSError) as error:
+        raise FileFormatError(f"{path} is not a Parquet table: {error}") from error
 
 
 def _dask_chunks(X: Any, y: Any, weight: Any, *, count: bool = True) -> Chunks:
     """Pair the blocks of a Dask collection with those of its targets and weights."""
     import dask
 
+    axes = getattr(X, "ndim", None)
+    if not isinstance(axes, int) or axes != 2:
+        raise ParameterTypeError(
+            "`X` must be a Dask array of rows and columns, or a Dask data frame; got "
+            f"{type(X).__name__}."
+        )
     if hasattr(X, "columns"):
         X, y, weight = _split_off(X, y, weight)
     known = getattr(X, "chunks", None)
