@@ -78,3 +78,12 @@ def test_messages():
         Box(1, 0)
     with pytest.raises(ParameterError, match="did you mean 'ball'"):
         domains.build("bal")
+
+
+def test_points_of_one_direction_land_on_one_point(generator):
+    """To the bit, where the direction is exact."""
+    outside = 2 + torch.rand(200, generator=generator)
+    points = torch.stack([outside, torch.zeros(200)], dim=1)
+    assert set(Ball(1.3).project(points)[:, 0].tolist()) == {
+        float(torch.tensor(1.3))
+    }  # fmt: skip

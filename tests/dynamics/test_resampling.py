@@ -77,3 +77,12 @@ def test_choosing_uniformly(generator):
     assert chosen.unique().numel() == 4
     with pytest.raises(ParameterError, match="at most the number of particles, 3"):
         choose_uniformly(3, 4, generator=generator)
+
+
+def test_a_point_on_an_edge_belongs_to_what_comes_after(monkeypatch, generator):
+    """Not to a weight of zero before it, nor beyond the last weight."""
+    points = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=torch.float64)
+    resampler = resamplers.build("stratified")
+    monkeypatch.setattr(resampler, "_points", lambda count, generator: points)
+    weights = torch.tensor([0.0, 0.5, 0.0, 0.5, 0.0])
+    assert resampler(weights, 5, generator=generator).tolist() == [1, 1, 3, 3, 3]
