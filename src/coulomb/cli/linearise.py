@@ -89,6 +89,7 @@ def linearise(
         )
     lines, kept = list(read_lines(texts)), _heads(keep_exact)
     model, tokenizer = _load(model_dir)
+    from coulomb.attention.layers.replace import n_positions
     from coulomb.linearise import LineariseSettings, describe
     from coulomb.linearise import linearise as learn
 
@@ -106,9 +107,8 @@ def linearise(
         told = describe(model, tokenizer, lines, settings, seed=seed)
         say("\n".join(told))
         return
-    if max_length is not None:
-        longest = max(max_length, tokenizer.model_max_length)
-        tokenizer.model_max_length = longest
+    if max_length is not None and max_length > (n_positions(model) or max_length):
+        tokenizer.model_max_length = max_length
     with resumable("The same command goes on from there."), working_in(partial):
         fast: Any = learn(
             model,
