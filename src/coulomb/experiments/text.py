@@ -154,9 +154,12 @@ def text_constants(job: Job) -> dict[str, Any]:
 
 def by_flag(settings: TextSettings) -> dict[str, Any]:
     """Write out settings by the names of their flags, as keys of jobs hold them."""
-    return {name: getattr(settings, name) for name in SETTINGS}
+    names = [name for name in SETTINGS if name not in _OF_PRETRAINED]
+    return {name: getattr(settings, name) for name in names}
 
 
+# No experiment sets these, and keys of earlier versions do not hold them.
+_OF_PRETRAINED = ("encoder", "linearise", "tune")
 # Tasks of many rows are thinned: rows of each split.
 _ROWS = {"qqp": {"train": 20_000}}
 
