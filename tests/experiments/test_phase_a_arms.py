@@ -4,7 +4,8 @@ import pytest
 
 from coulomb._support.errors import ParameterError
 from coulomb.experiments import Record, Settings, experiments
-from coulomb.experiments.phase_a import _thinned, arm_settings, compare_arms, load_rows
+from coulomb.experiments.phase_a import arm_settings, compare_arms, load_rows
+from coulomb.experiments.text import thinned
 from coulomb.text import build_corpus
 
 LEARNED = [0.71, 0.72, 0.69, 0.74]
@@ -65,12 +66,12 @@ def test_splits_are_thinned_at_random_and_say_so():
     texts = [f"text {number}" for number in range(40)]
     labels = ["+", "-"] * 20
     corpus = build_corpus("many", (texts, labels), validation_share=0.25)
-    thin = _thinned(corpus, {"train": 12})
+    thin = thinned(corpus, {"train": 12})
     assert len(thin.split("train")) == 12
     assert set(thin.split("train").texts) < set(corpus.split("train").texts)
     assert thin.split("validation") is corpus.split("validation")
     assert "12 of 30 rows" in thin.notes[-1]
-    assert _thinned(corpus, {"train": 100}).notes == corpus.notes
+    assert thinned(corpus, {"train": 100}).notes == corpus.notes
 
 
 def test_unknown_tasks_are_refused():

@@ -308,7 +308,7 @@ def test_threads_give_the_same_bits(causal, kinds, monkeypatch):
     case = single("favor", n=130)
     runs = []
     for threads in (1, 2):
-        monkeypatch.setattr(_compiled, "_threads", lambda *_, t=threads: t)
+        monkeypatch.setattr(_compiled, "threads_for", lambda *_, t=threads: t)
         runs.append(gradients(attend("favor", causal=causal), case))
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
