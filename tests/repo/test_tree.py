@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 PUBLIC_PRIVATE = {"_version", "__version__"}
 # Ceilings of src: lines of code (no blanks, comments, docstrings), docstrings, files.
-MOST_CODE, MOST_DOCSTRINGS, MOST_FILES = 29_000, 11_000, 152
+# They may only fall: the goals are 25,000 lines of code and 140 files.
+MOST_CODE, MOST_DOCSTRINGS, MOST_FILES = 28_400, 10_200, 144
 
 
 FORBIDDEN = (
