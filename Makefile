@@ -51,7 +51,7 @@ FILES ?= 500
 EXAMPLES ?= 400
 attack: install
 	KILLS=$(KILLS) FILES=$(FILES) ATTACK_EXAMPLES=$(EXAMPLES) \
-	  $(BIN)/python -m pytest tests/attack -rP --numprocesses 2
+	  $(BIN)/python -m pytest tests/attack -rP --numprocesses 2 --timeout 0
 
 bench: install
 	$(BIN)/python benchmarks/dynamics.py
