@@ -1,7 +1,8 @@
 """What a linearised MiniLM keeps, how fast it is, and what the choices are worth.
 
     python benchmarks/linearise.py --json FILE                  # everything, hours
-    python benchmarks/linearise.py --json FILE --only quality --seeds 0,1,2
+    python benchmarks/linearise.py --json FILE --only quality --seeds 0,1 --windows 8,0
+    python benchmarks/linearise.py --json FILE --only quality --models landmarks,favor
     python benchmarks/linearise.py --json FILE --only speed --threads 2
     python benchmarks/linearise.py --json FILE --only ablations
     python benchmarks/linearise.py --json FILE --limit imdb=500,sst2=8000 --probes mrpc
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +209,7 @@ def measure_quality(
             pair = [e(f"{folder}-test", texts, length) for e in (embedder, teacher)]
             value = float((pair[0] * pair[1]).sum(axis=1).mean())
             records.add(**named, value=value, rows=len(texts))
-    if key["model"] == "random-256" or key.get("n_features") == 32:
+    if key["model"] == "random-256":
         return
     for name in options.probes:
         named = {**key, "probe": name, "limit": data.limits.get(name)}
@@ -229,15 +231,26 @@ def run_quality(records: Records, data: Data, options: argparse.Namespace) -> No
         random = random_student(Stack(model), 256, 0).model
         random = Embedder("random-256", random, tokenizer, cache)
         measure_quality(random, softmax, data, records, options, model="random-256")
-    for seed in options.seeds if "learned" in options.models else ():
-        for count in options.features:
-            fast = fitted(model, tokenizer, data, records, cache, seed, count)
-            name = f"learned-{count}-{seed}"
-            learned = Embedder(name, fast, tokenizer, cache)
-            measure_quality(
-                learned, softmax, data, records, options,
-                model="learned", n_features=count, seed=seed,
-            )  # fmt: skip
+    kinds = [kind for kind in KINDS if kind in options.models]
+    for seed, count, window, kind in product(
+        options.seeds, options.features, options.windows, kinds
+    ):
+        key = {"model": kind, "n_features": count, "window": window, "seed": seed}
+        if window and "feature_map" in KINDS[kind]:  # which have no scale for it
+            continue
+        fast = fitted(model, tokenizer, data, records, cache, key)
+        name = "-".join(map(str, key.values()))
+        learned = Embedder(name, fast, tokenizer, cache)
+        measure_quality(learned, softmax, data, records, options, **key)
+
+
+# What differs from the defaults; the budget of features, texts and steps is the same.
+KINDS: dict[str, dict[str, Any]] = {
+    "learned": {},
+    "landmarks": {"steps": 0, "distil_steps": 0},
+    "hedgehog": {"feature_map": "hedgehog"},
+    "favor": {"feature_map": "favor"},
+}
 
 
 def fitted(
@@ -246,28 +259,35 @@ def fitted(
     data: Data,
     records: Records,
     cache: Path,
-    seed: int,
-    count: int,
+    key: dict[str, Any],
 ) -> Any:
     from coulomb.linearise import load_pretrained
 
-    folder = cache / f"model-{count}-{seed}"
+    folder = cache / "-".join(["model", *map(str, key.values())])
     if (folder / "config.json").exists():
         return load_pretrained(folder)
-    fast, row = timed_fit(model, tokenizer, data, seed, count)
+    fast, row = timed_fit(model, tokenizer, data, **key)
     records.add(part="fit", **row)
     fast.save_pretrained(folder)
     return fast
 
 
 def timed_fit(
-    model: Any, tokenizer: Any, data: Data, seed: int, count: int
+    teacher: Any,
+    tokenizer: Any,
+    data: Data,
+    *,
+    seed: int,
+    n_features: int,
+    window: int = 8,
+    model: str = "learned",
 ) -> tuple[Any, dict[str, Any]]:
     texts, begun = data.fit_texts(seed), time.perf_counter()
-    fast: Any = linearise(
-        model, tokenizer, texts, n_features=count, seed=seed, measure=False
-    )
-    row = {"n_features": count, "seed": seed, "wall": time.perf_counter() - begun}
+    rows = n_features // 2 if model == "hedgehog" else n_features
+    options = {"seed": seed, "window": window, "n_features": rows, **KINDS[model]}
+    fast: Any = linearise(teacher, tokenizer, texts, measure=False, **options)
+    row = {"model": model, "n_features": n_features, "window": window, "seed": seed}
+    row |= {"wall": time.perf_counter() - begun}
     summary = fast.linearise_summary
     row |= {"seconds": summary.seconds, "threads": torch.get_num_threads()}
     row |= {"cosine": summary.cosine, "divergence": float(np.mean(summary.after))}
@@ -279,7 +299,8 @@ def run_speed(records: Records, data: Data, options: argparse.Namespace) -> None
     model, tokenizer = load_minilm()
     model = with_positions(model, max(LENGTHS))
     if not records.find(part="fit time", threads=torch.get_num_threads()):
-        records.add(part="fit time", **timed_fit(model, tokenizer, data, 0, 64)[1])
+        _, row = timed_fit(model, tokenizer, data, seed=0, n_features=64)
+        records.add(part="fit time", **row)
     fast = linearise(
         model, tokenizer, data.fit_texts(0, 60, 4), steps=0, distil_steps=0,
         n_features=64, measure=False, max_tokens=3000,
@@ -440,6 +461,7 @@ def main() -> None:
     numbers = {"type": lambda text: [int(n) for n in text.split(",")]}
     parser.add_argument("--seeds", default=[0, 1, 2], **numbers)
     parser.add_argument("--features", default=[64, 32], **numbers)
+    parser.add_argument("--windows", default=[8], **numbers)
     parser.add_argument("--limit", default={}, type=_limits, help="imdb=500,sst2=8000")
     words = {"type": lambda text: text.split(",") if text else []}
     parser.add_argument("--probes", default=[*PROBES, "mrpc"], **words)
