@@ -10,6 +10,7 @@ from text_cases import OTHER, reviews, tagged
 
 from coulomb._support.errors import CoulombError, FileFormatError
 from coulomb.attention.encoder.layout import TokenBatch
+from coulomb.linearise import linearised_heads
 from coulomb.text import (
     Predictor,
     TextClassifier,
@@ -28,8 +29,11 @@ from coulomb.text.pretrained import (
     frozen_states,
     installed_encoder,
     load_body,
+    with_shape,
     wrap,
 )
+from coulomb.text.run_folder import Config
+from coulomb.text.settings import TextSettings
 from coulomb.text.setup import set_up
 from coulomb.text.training import Store, Trainer
 
@@ -199,7 +203,7 @@ def test_dropout_is_a_function_of_its_seed(bert):
     [
         {"attention": "softmax"},
         {"attention": "linear", "linearise": "before"},
-        {"attention": "linear", "linearise": "after"},
+        {"attention": "linear", "linearise": "after", "window": 3},
         {"attention": "softmax", "tune": "head"},
     ],
     ids=["softmax", "before", "after", "head"],
@@ -242,6 +246,19 @@ def test_a_run_is_learned_resumed_loaded_and_exported(changes, bert, tmp_path):
     out = tmp_path / "out"
     predictor.save_pretrained(out)
     _check_export(out, texts[:3], chances[:3])
+
+
+@pytest.mark.parametrize("window", [0, 3, None])
+def test_a_run_made_linear_after_it_keeps_its_window(window, bert):
+    """Folders of before there was a setting were without a window."""
+    settings = settings_for(bert, **({} if window is None else {"window": window}))
+    plain = settings.plain()
+    if window is None:
+        assert plain.pop("window") == 8
+    config = Config(TextSettings.from_plain(plain), "sequence", ("a", "b"), {}, "")
+    names = {"body.encoder.layer.0.attention.self.coulomb.particles": None}
+    model = with_shape(bert, config, names)
+    assert [h.window for h in linearised_heads(model)] == [window or 0] * 2
 
 
 def _interrupt(folder, corpus, settings, words):

@@ -209,7 +209,14 @@ def train(
 
 # Settings that mean the same from scratch and with a pretrained encoder.
 _OF_BOTH = {"linearise", "tune", "max_length", "pooling", "epochs", "batch_size", "lr"}
-_OF_BOTH |= {"seed", "dropout", "schedule", "warm_up_share", "label_smoothing"}
+_OF_BOTH |= {
+    "seed",
+    "window",
+    "dropout",
+    "schedule",
+    "warm_up_share",
+    "label_smoothing",
+}
 
 
 def _usual_preset(corpus: "Corpus", changes: dict[str, Any], scratch: bool) -> str:

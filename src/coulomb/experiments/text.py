@@ -159,7 +159,7 @@ def by_flag(settings: TextSettings) -> dict[str, Any]:
 
 
 # No experiment sets these, and keys of earlier versions do not hold them.
-_OF_PRETRAINED = ("encoder", "linearise", "tune")
+_OF_PRETRAINED = ("encoder", "linearise", "tune", "window")
 # Tasks of many rows are thinned: rows of each split.
 _ROWS = {"qqp": {"train": 20_000}}
 

@@ -29,7 +29,6 @@ from coulomb.attention.encoder.layout import Layout, TokenBatch
 from coulomb.attention.layers.base import in_mode, make_linear
 from coulomb.features import DEFAULT_MAP
 from coulomb.linearise.api import linearise, linearised_heads
-from coulomb.linearise.fit import LineariseSettings
 from coulomb.linearise.huggingface import (
     LOCAL,
     load_weights,
@@ -306,11 +305,11 @@ def with_shape(
     body = load_body(folder, config.settings.model.max_length)
     linear = any(name.endswith(".coulomb.particles") for name in weights)
     if linear and not str(body.config.model_type).startswith("coulomb-"):
-        count = config.settings.model.n_features
-        stack = Stack(body)
+        asked, stack = config.settings.model, Stack(body)
         exact = [()] * len(stack.sites)
-        window = 0 if stack.has_bias else LineariseSettings().window
-        options = {"n_features": count, "feature_map": DEFAULT_MAP, "window": window}
+        options: dict[str, Any] = {"feature_map": DEFAULT_MAP}
+        options |= {"n_features": asked.n_features}
+        options |= {"window": 0 if stack.has_bias else asked.window}
         body = with_linearised_heads(body, exact_heads=exact, **options)
     return wrap(body, config.settings, config.kind, len(config.classes))
 
@@ -368,6 +367,7 @@ def linearise_body(
         tokenizer,
         texts,
         n_features=settings.model.n_features,
+        window=settings.model.window,
         seed=settings.train.seed,
         measure=False,
         checkpoint=None if folder is None else folder / LAYERS,

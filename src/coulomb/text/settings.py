@@ -104,6 +104,9 @@ class ModelSettings:
     linearise
         Whether a pretrained encoder becomes linear "before" it is fine-tuned, or
         "after".
+    window
+        Tokens at most so far from a query are compared exactly by linear attention of a
+        pretrained encoder; 0 for none.
     n_layers, width, n_heads, ffn_width
         The encoder's shape.
     dropout
@@ -133,6 +136,7 @@ class ModelSettings:
     linearise: Literal["before", "after"] = _about(
         "Linear attention before or after fine-tuning.", "before"
     )
+    window: int = _about("Tokens this near are compared exactly.", 8, at_least=0)
     n_layers: int = _about("Layers.", 2, at_most=1000)
     width: int = _about("Width of a token's state.", 128)
     n_heads: int = _about("Heads.", 2)
@@ -312,6 +316,7 @@ _LATER = {
     "encoder": "",
     "linearise": "before",
     "tune": "all",
+    "window": 0,
 }
 OF_PRETRAINED = ("auto", "softmax", "linear")
 
