@@ -2,17 +2,19 @@
 
 import json
 import os
-import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
+import psutil
 import pytest
 import torch
 
 from coulomb._support.ranks import Ranks
 
-LAUNCH = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+SECONDS = 120  # for what takes a tenth of it
 SMALL = "--preset default --width 16 --n-features 8 --n-heads 2 --n-layers 1 --lr 0.01"
 SMALL += " --ffn-width 32 --batch-size 10 --dropout 0 --word-dropout 0.1 --seed 3"
 SMALL += " --min-steps 0 --align-epochs 2 --threads 1"
@@ -77,6 +79,15 @@ if ranks.writes:
 """
 
 
+def launch():
+    """Start two processes that meet at a port nobody else has."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torchrun = sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"
+    return *torchrun, "--master-port", str(port)
+
+
 def run(*command, folder, **options):
     done = subprocess.run(
         command,
@@ -84,7 +95,7 @@ def run(*command, folder, **options):
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=SECONDS,
         **options,
     )
     assert done.returncode == 0, done.stderr
@@ -115,7 +126,7 @@ def test_alone_nothing_is_sent():
 def test_scores_gradients_and_forces_are_those_of_one_process(tmp_path):
     """Sums in another order: rounding of float32, and of float64 for the forces."""
     (tmp_path / "together.py").write_text(TOGETHER)
-    done = run(*LAUNCH, "together.py", folder=tmp_path)
+    done = run(*launch(), "together.py", folder=tmp_path)
     found = json.loads(done.stdout.splitlines()[-1])
     assert len(found) == 12
     for name, gap in found.items():
@@ -159,7 +170,7 @@ def test_two_processes_train_as_one_and_one_goes_on_after_a_kill(data, tmp_path)
     """Phase A, Phase B, a process that is killed, and a resume with one alone."""
     one, two, cut = (tmp_path / name for name in ("one", "two", "cut"))
     run(*train(data, one), folder=data)
-    done = run(*train(data, two, launch=LAUNCH), folder=data)
+    done = run(*train(data, two, launch=launch()), folder=data)
     assert done.stdout.count("Best epoch") == 1
     for a, b in zip(history(one), history(two), strict=True):
         assert (a["phase"], a["step"]) == (b["phase"], b["step"])
@@ -168,23 +179,23 @@ def test_two_processes_train_as_one_and_one_goes_on_after_a_kill(data, tmp_path)
     found = [json.loads((x / "metrics.json").read_text()) for x in (one, two)]
     assert found[0]["metrics"]["accuracy"] == found[1]["metrics"]["accuracy"]
 
-    command = train(data, cut, launch=LAUNCH, epochs=12, more="--save-every 5")
+    command = train(data, cut, launch=launch(), epochs=12, more="--save-every 5")
+    began, children = time.monotonic(), []
     running = subprocess.Popen(
         command, cwd=data, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
     )
     try:
         while not (cut / "history.jsonl").exists() or len(history(cut)) < 9:
             assert running.poll() is None, running.stderr.read()
+            assert time.monotonic() < began + SECONDS
             time.sleep(0.05)
-        children = subprocess.run(
-            ["ps", "-o", "pid=", "--ppid", str(running.pid)],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()
-        os.kill(int(children[-1]), signal.SIGKILL)
-        said = running.communicate(timeout=120)[1]
+        children = psutil.Process(running.pid).children()
+        children[-1].kill()
+        said = running.communicate(timeout=SECONDS)[1]
     finally:
+        for process in children:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         running.kill()
     assert running.returncode != 0
     sentences = [line for line in said.splitlines() if line.startswith("coulomb:")]

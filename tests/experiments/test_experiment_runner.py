@@ -61,11 +61,11 @@ def test_a_dask_cluster_gives_the_same_records_though_a_worker_dies(tmp_path, ex
                 time.sleep(0.02)
             os.kill(victim, signal.SIGKILL)
 
-        killer = threading.Thread(target=kill)
+        killer = threading.Thread(target=kill, daemon=True)
         killer.start()
         address = cluster.scheduler_address
         account = run_experiment(NAME, tmp_path, SMOKE, scheduler=address)
-        killer.join()
+        killer.join(timeout=60)
     assert account.failures == ()
     assert numbers(tmp_path / NAME) == expected
     account = run_experiment(NAME, tmp_path, SMOKE, scheduler="local:1")
@@ -88,9 +88,11 @@ def test_killed_and_started_again(tmp_path, expected):
     path = tmp_path / NAME / FILE
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     running = subprocess.Popen([sys.executable, "-c", CODE, tmp_path], env=environment)
+    began = time.monotonic()
     try:
         while not (path.exists() and path.read_bytes().count(b"\n") >= 5):
             assert running.poll() is None
+            assert time.monotonic() < began + 120
             time.sleep(0.02)
     finally:
         running.send_signal(signal.SIGKILL)
