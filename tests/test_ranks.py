@@ -181,22 +181,23 @@ def test_two_processes_train_as_one_and_one_goes_on_after_a_kill(data, tmp_path)
 
     command = train(data, cut, launch=launch(), epochs=12, more="--save-every 5")
     began, children = time.monotonic(), []
-    running = subprocess.Popen(
-        command, cwd=data, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
-    )
+    told = tmp_path / "told.txt"  # a pipe would fill up and hold the writers
+    with told.open("w") as file:
+        running = subprocess.Popen(command, cwd=data, env=ENVIRONMENT, stderr=file)
     try:
         while not (cut / "history.jsonl").exists() or len(history(cut)) < 9:
-            assert running.poll() is None, running.stderr.read()
+            assert running.poll() is None, told.read_text()
             assert time.monotonic() < began + SECONDS
             time.sleep(0.05)
         children = psutil.Process(running.pid).children()
         children[-1].kill()
-        said = running.communicate(timeout=SECONDS)[1]
+        running.wait(timeout=SECONDS)
     finally:
         for process in children:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         running.kill()
+    said = told.read_text()
     assert running.returncode != 0
     sentences = [line for line in said.splitlines() if line.startswith("coulomb:")]
     assert len(sentences) == 1, said
