@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from attack_cases import SECONDS, Child, flags, run_cli, write_data, write_encoder
+from attack_cases import Child, flags, run_cli, write_data, write_encoder
 from hostile import mutants, put
 
 from coulomb import CoulombSampler
@@ -186,10 +186,10 @@ def attack(box, folder, file, name, data, reader):
     put(here / file, name, data)
     (folder / "outside").write_text("untouched")
     child = Child(lambda: reader(here), folder, memory=MEMORY)
-    code = child.wait(SECONDS)
+    code = child.end()
     if code is None:
         child.kill()
-        child.wait(SECONDS)
+        child.end()
         return "hangs"
     told, printed = child.told(), child.printed()
     names = {path.name for path in folder.iterdir()}

@@ -50,7 +50,7 @@ def whole(data, tmp_path_factory):
             again = tmp_path_factory.mktemp(name)
             began = time.monotonic()
             child = Child(lambda: JOBS[name](data, again / "out"), again)
-            assert child.wait(3 * SECONDS) == 0, child.told()
+            assert child.end(3 * SECONDS) == 0, child.told()
             seconds = time.monotonic() - began
             expected = outcome(folder / "out")
             assert outcome(again / "out") == expected
@@ -74,7 +74,7 @@ def killed_until_it_ends(name, data, folder, seconds, kills, moments):
                 child.kill()
         else:
             child = Child(dying_at(target, place, after=after), folder)
-        code = child.wait(3 * SECONDS)
+        code = child.end(3 * SECONDS)
         # A command that was over before has nothing left to do.
         if code == 0 or "must be a new or empty folder" in child.told():
             return kill
@@ -121,10 +121,10 @@ def test_linearise_ends_what_was_killed_at_the_very_end(data, whole, tmp_path):
         return target()
 
     child = Child(killed, tmp_path)
-    assert child.wait(3 * SECONDS) == -signal.SIGKILL
+    assert child.end(3 * SECONDS) == -signal.SIGKILL
     assert (tmp_path / "out.partial").is_dir()
     child = Child(target, tmp_path)
-    assert child.wait(3 * SECONDS) == 0, child.told()
+    assert child.end(3 * SECONDS) == 0, child.told()
     assert child.printed() == f"Model: {tmp_path / 'out'}\n"
     assert outcome(tmp_path / "out") == expected
 
@@ -140,7 +140,7 @@ def test_signals_end_in_one_sentence(name, place, number, data, whole, tmp_path)
         return JOBS[name](data, tmp_path / "out")
 
     child = Child(dying_at(target, place, after=True, number=number), tmp_path)
-    assert child.wait(3 * SECONDS) == 128 + number in STOPPED
+    assert child.end(3 * SECONDS) == 128 + number in STOPPED
     last = child.told().strip().splitlines()[-1]
     assert last.startswith("coulomb: stopped.")
     assert "Traceback" not in child.told()
@@ -149,7 +149,7 @@ def test_signals_end_in_one_sentence(name, place, number, data, whole, tmp_path)
         on = f"coulomb train --resume {tmp_path / 'out'}"
     assert on.lower() in last.lower()
     child = Child(target, tmp_path)
-    assert child.wait(3 * SECONDS) == 0, child.told()
+    assert child.end(3 * SECONDS) == 0, child.told()
     assert outcome(tmp_path / "out") == expected
 
 

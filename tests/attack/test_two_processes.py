@@ -40,7 +40,7 @@ def test_the_second_of_two_runs_is_refused(data, tmp_path):
     for box in boxes:
         box.mkdir()
     children = [Child(lambda: run_cli(*command, shared), box) for box in boxes]
-    codes = [child.wait(3 * SECONDS) for child in children]
+    codes = [child.end(3 * SECONDS) for child in children]
     assert sorted(codes) == [0, 2], [child.told() for child in children]
     told = children[codes.index(2)].told()
     assert "another one is at work" in told or "holds a run" in told
@@ -62,7 +62,7 @@ def test_two_experiments_share_their_records(tmp_path):
         )
         for box, c in zip(boxes, constants, strict=True)
     ]
-    assert [child.wait(5 * SECONDS) for child in children] == [0, 0]
+    assert [child.end(5 * SECONDS) for child in children] == [0, 0]
     found = load_records(tmp_path / "out" / "strength")
     assert {record.job["constants"] for record in found} == set(constants)
 
@@ -78,7 +78,7 @@ def test_lines_of_many_writers_are_whole(tmp_path):
     for box in boxes:
         box.mkdir()
     children = [Child(lambda i=i: write(i), box) for i, box in enumerate(boxes)]
-    assert [child.wait(3 * SECONDS) for child in children] == [0, 0, 0]
+    assert [child.end(3 * SECONDS) for child in children] == [0, 0, 0]
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(lines) == 600
 
