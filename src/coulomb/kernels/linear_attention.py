@@ -145,10 +145,10 @@ def _make_side(given, size, n):
 @helper(SUMS)
 def _make_sides(particles, size, n):
     """Make room for what queries and keys meet; the same if they meet the same."""
-    queries = _make_side(particles[0], size, n)
-    if particles[1][0].shape[0] == 0:
-        return queries, queries
-    return queries, _make_side(particles[1], size, n)
+    queries = keys = _make_side(particles[0], size, n)
+    if particles[1][0].shape[0]:
+        keys = _make_side(particles[1], size, n)
+    return queries, keys
 
 
 @helper(SUMS)
@@ -174,13 +174,12 @@ def _load_sides(particles, head, sizes, scale, sides):
 def project(x, rows, side, dim, n, e):
     """Write the exponents of rows."""
     panels, offsets = side
-    if offsets.shape[0] == 0:
-        times_panels(x, rows, panels, dim, n, e)
-        return
-    for r in range(rows):
-        row_of(e, r, n)[:] = offsets
+    begun = offsets.shape[0] > 0
+    if begun:
+        for r in range(rows):
+            row_of(e, r, n)[:] = offsets
     left, right = (x[1], x[2], 1, rows), (0, dim * PANEL, PANEL, n // PANEL)
-    multiply(x[0], left, panels, right, e[0], (e[1], e[2], PANEL), dim, True)
+    multiply(x[0], left, panels, right, e[0], (e[1], e[2], PANEL), dim, begun)
 
 
 @helper(SUMS)
@@ -311,22 +310,14 @@ def key_weights(favor, k, alive, dim, given, weights):
 
 
 @helper(SUMS)
-def weighted_rows(x, weights, dim, out):
-    """Copy rows times their weights; what a mask removes may be anything, even nan."""
-    for r in range(weights.shape[0]):
-        row, new, weight = row_of(x, r, dim), row_of(out, r, dim), weights[r]
-        for c in range(dim):
-            product = weight * row[c]
-            new[c] = product if weight > _ZERO else _ZERO
-
-
-@helper(SUMS)
-def masked_rows(x, weights, dim, out):
-    """Copy rows; what a mask removes becomes zero."""
+def copy_rows(x, weights, weighted, dim, out):
+    """Copy rows, times their weights; what a mask removes may be nan, and is zero."""
     for r in range(weights.shape[0]):
         row, new, alive = row_of(x, r, dim), row_of(out, r, dim), weights[r] > _ZERO
+        weight = weights[r] if weighted else _ONE
         for c in range(dim):
-            new[c] = row[c] if alive else _ZERO
+            product = weight * row[c]
+            new[c] = product if alive else _ZERO
 
 
 @helper(SUMS)
@@ -362,7 +353,7 @@ def _attend_linear(favor, sizes, data, own, sides, work):
         e = feature_rows(kept_k, scratch, r0, n)
         project(after(k, r0), rows, sides[1], dim, n, e)
         key_features(favor, e, n, part, real, z, peak)
-        weighted_rows(after(v, r0), part, dim_v, values)
+        copy_rows(after(v, r0), part, True, dim_v, values)
         add_outer(e, n, rows, values, dim_v, sums)
     for r0 in range(0, inverses.shape[0], BLOCK):
         part, block = inverses[r0 : r0 + BLOCK], after(out, r0)
@@ -412,33 +403,10 @@ def _mix_after(square, products, rows, b, columns, out):
 
 
 @helper(SUMS)
-def _attend_block(place, features, v, out, sides, sums, sizes, work):
-    """Write numerators over normalisers of a block, and add its keys to S.
-
-    `place` is whether it is a square, the first block, and the last.
-    """
-    square, first, last = place
-    e_q, e_k = features
-    inverses, weights = sides
-    _, dim_v, n = sizes
-    values, products, key_panels = work
-    rows = weights.shape[0]
-    transpose_panels(e_k[0], e_k[1], e_k[2], rows, n, _ONE, key_panels)
-    _triangle(square, e_q, key_panels, n, rows, products)
-    weighted_rows(v, weights, dim_v, values)
-    if first:
-        clear(out, rows, dim_v)
-    else:
-        times_panels(e_q, rows, sums, n, dim_v, out)
-    _mix_before(square, products, rows, values, dim_v, out)
-    if not last:
-        add_outer(e_k, n, rows, values, dim_v, sums)
-    for r in range(rows):
-        total, row = inverses[r], products[r * _WIDE :][:rows]
-        for s in range(rows):
-            total += row[s] * weights[s]
-        inverses[r] = total
-    normalise(out, dim_v, inverses)
+def _add_dot(total, a, b):
+    for c in range(a.shape[0]):
+        total += a[c] * b[c]
+    return total
 
 
 @helper(SUMS)
@@ -449,7 +417,6 @@ def _attend_causal(options, sizes, data, own, sides, work):
     q, k, v, out, alive, given = data
     kept_q, kept_k, inverses, weights, states = own
     scratch_q, scratch_k, values, state, peak, products, key_panels = work
-    small = (values, products, key_panels)
     length, size, finite = weights.shape[0], n * (dim_v + 1), True
     spread = key_weights(favor, k, alive, dim, given, weights)
     state[:], peak[:] = _ZERO, _ZERO
@@ -463,18 +430,22 @@ def _attend_causal(options, sizes, data, own, sides, work):
         project(after(q, r0), end - r0, sides[0], dim, n, e_q)
         finite &= query_features(e_q, n, z, inverses[r0:end])
         project(after(k, r0), end - r0, sides[1], dim, n, e_k)
-        part = weights[r0:end]
+        part, totals, block = weights[r0:end], inverses[r0:end], after(out, r0)
         key_features(favor, e_k, n, part, alive[r0:end], z, peak)
-        _attend_block(
-            (square, r0 == 0, end == length),
-            (e_q, e_k),
-            after(v, r0),
-            after(out, r0),
-            (inverses[r0:end], part),
-            sums,
-            sizes,
-            small,
-        )
+        rows = end - r0
+        transpose_panels(e_k[0], e_k[1], e_k[2], rows, n, _ONE, key_panels)
+        _triangle(square, e_q, key_panels, n, rows, products)
+        copy_rows(after(v, r0), part, True, dim_v, values)
+        if r0 == 0:
+            clear(block, rows, dim_v)
+        else:
+            times_panels(e_q, rows, sums, n, dim_v, block)
+        _mix_before(square, products, rows, values, dim_v, block)
+        if end < length:
+            add_outer(e_k, n, rows, values, dim_v, sums)
+        for r in range(rows):
+            totals[r] = _add_dot(totals[r], products[r * _WIDE :][:rows], part)
+        normalise(block, dim_v, totals)
     return row_max(peak) + spread, finite
 
 
@@ -633,7 +604,7 @@ def finish_keys(kind, e, k, weights, grads, sizes, grad_z, work, particles):
     key_slopes(kind, e, n, weights, grad_z, slopes, totals)
     for r in range(grad_given.shape[0]):
         grad_given[r] = totals[r]
-    masked_rows(k, weights, dim, keys)
+    copy_rows(k, weights, False, dim, keys)
     pull_rows(keys, grad_k, weights.shape[0], dim, n, slopes, particles)
     for r in range(weights.shape[0]):
         row, weight = row_of(grad_v, r, dim_v), weights[r]
@@ -683,7 +654,7 @@ def _pull_linear(options, sizes, data, own, sides, work, pulled):
         if not kept_k.shape[0]:
             project(x, rows, sides[1], dim, n, e)
             repeat_key_features(e, n, part)
-        masked_rows(after(v, r0), part, dim_v, values)
+        copy_rows(after(v, r0), part, False, dim_v, values)
         times_panels(e, rows, grad_sums, n, dim_v, grads[1])
         times_panels(values, rows, sum_panels, dim_v, n, slopes)
         small, kind = (slopes, copies, dots), (favor, scale, given)
@@ -695,7 +666,7 @@ def _grad_products(square, v, weights, g, dots, dim, values, work):
     """Write the gradient of the products of a block: g_r . v_s + c_r for s <= r."""
     value_panels, products = work
     rows = weights.shape[0]
-    masked_rows(v, weights, dim, values)
+    copy_rows(v, weights, False, dim, values)
     transpose_panels(values[0], 0, dim, rows, dim, _ONE, value_panels)
     _triangle(square, g, value_panels, dim, rows, products)
     for r in range(rows):
@@ -953,16 +924,12 @@ def decode(options, shape, positions, token, state, new_state, out, first, end):
     groups = batch * heads
     rows = carray(_at(positions), (particles * n, dim))
     q, k = carray(_at(token[0]), (groups, dim)), carray(_at(token[1]), (groups, dim))
-    v, target = (
-        carray(_at(token[2]), (groups, dim_v)),
-        carray(_at(out), (groups, dim_v)),
-    )
+    v = carray(_at(token[2]), (groups, dim_v))
+    target = carray(_at(out), (groups, dim_v))
     sums = carray(_at(state[0]), (groups, dim_v + 1, n))
     new_sums = carray(_at(new_state[0]), (groups, dim_v + 1, n))
-    shift, higher = (
-        carray(_at(state[1]), (groups, n)),
-        carray(_at(new_state[1]), (groups, n)),
-    )
+    shift = carray(_at(state[1]), (groups, n))
+    higher = carray(_at(new_state[1]), (groups, n))
     both, angles = np.empty((2, dim), _f), np.empty((n, 2), _f)
     a_q, a_k, factors = aligned(n), aligned(n), np.ones(n, _f)
     for group in range(first, end):

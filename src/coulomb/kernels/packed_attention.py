@@ -29,10 +29,10 @@ def _padded(n):
 
 
 @helper(SUMS)
-def _blocks(bounds):
-    """Two square blocks for the longest sequence, and two rows."""
+def _blocks(bounds, rank):
+    """Two blocks for the longest sequence, square or `rank` wide, and two rows."""
     most = longest(bounds)
-    wide = _padded(most)
+    wide = _padded(rank if rank else most)
     return (
         np.zeros((most, wide), _f),
         np.zeros((most, wide), _f),
@@ -42,11 +42,11 @@ def _blocks(bounds):
 
 
 @helper(SUMS)
-def _matrix(matrices, offset, head, n, spare):
+def _matrix(matrices, offset, head, shape, spare):
     """Where N of a head and a sequence is kept, or a spare block."""
     if matrices.shape[0] == 0:
         return spare
-    columns = _padded(n)
+    n, columns = shape[0], _padded(shape[1])
     begin = offset + head * n * columns
     return matrices[begin : begin + n * columns].reshape(n, columns)
 
@@ -122,7 +122,7 @@ def attend_features(features, values, places, kept, out):
     heads = q.shape[0] // tokens
     dim = out.shape[1] // heads
     same = k.shape[0] == 0
-    scratch, spare, weights, _ = _blocks(bounds)
+    scratch, spare, weights, _ = _blocks(bounds, 0)
     for head in range(heads):
         column = head * dim
         for s in range(bounds.shape[0] - 1):
@@ -135,7 +135,7 @@ def attend_features(features, values, places, kept, out):
                     for j in range(i):
                         scratch[j, i] = scratch[i, j]
             _take(key_weights, i0, n, weights)
-            block = _matrix(matrices, offsets[s], head, n, spare)
+            block = _matrix(matrices, offsets[s], head, (n, n), spare)
             for i in range(n):
                 inverses[i0 + i] = _weigh(scratch[i], weights, n, block[i])
             mix(block, False, n, v, t0, cv + column, n, dim, out, t0, column)
@@ -169,13 +169,13 @@ def attend_features_back(features, values, places, kept, out, grad, grads):
     heads = q.shape[0] // tokens
     dim = out.shape[1] // heads
     same = k.shape[0] == 0
-    scratch, spare, weights, extras = _blocks(bounds)
+    scratch, spare, weights, extras = _blocks(bounds, 0)
     for head in range(heads):
         c0 = head * dim
         for s in range(bounds.shape[0] - 1):
             t0, n = bounds[s], bounds[s + 1] - bounds[s]
             i0 = head * tokens + t0
-            block = _matrix(matrices, offsets[s], head, n, spare)
+            block = _matrix(matrices, offsets[s], head, (n, n), spare)
             mix(block, True, n, grad, t0, c0, n, dim, grad_v, t0, cv + c0)
             products(grad, t0, c0, n, v, t0, cv + c0, n, dim, False, scratch)
             _take(key_weights, i0, n, weights)
@@ -199,73 +199,56 @@ def attend_features_back(features, values, places, kept, out, grad, grads):
             mix(scratch, False, n, other, i0, 0, n, width, grad_q, i0, 0)
 
 
-@entry(SUMS)
-def attend_softmax(heads, joint, places, matrices, out):
-    """Softmax attention; `joint` has queries, keys and values side by side."""
-    bounds, offsets = places
-    width = out.shape[1]
-    dim = width // heads
-    scale = _f(1.0 / math.sqrt(dim))
-    scratch, spare, ones, _ = _blocks(bounds)
-    for head in range(heads):
-        q = head * dim
-        k, v = width + q, 2 * width + q
-        for s in range(bounds.shape[0] - 1):
-            t0, n = bounds[s], bounds[s + 1] - bounds[s]
-            block = _matrix(matrices, offsets[s], head, n, spare)
-            products(joint, t0, q, n, joint, t0, k, n, dim, False, scratch)
-            _softmax_rows(scratch, n, n, scale, ones, block)
-            mix(block, False, n, joint, t0, v, n, dim, out, t0, q)
+# Softmax attention, `softmax(q k' / sqrt(dim)) v` inside packed sequences, or attention
+# to a few learned mixtures, `softmax(q (E k)' / sqrt(dim)) F v`, where E and F have one
+# row for each mixture and one column for each position; without rows there are none.
+# Queries, keys and values stand side by side. For the pass back, the mixtures `E k` and
+# `F v` of each head and sequence are kept, and the softmax.
+
+
+@helper(SUMS)
+def _partners(rank, joint, mixed, own, given):
+    """Give what queries meet: an array, and where keys and values begin in it."""
+    t0, n, k, v = own
+    if rank:
+        zero, m0 = np.int64(0), np.int64(given)
+        return mixed, (m0, zero), (m0 + rank, zero), rank
+    return joint, (t0, k), (t0, v), n
 
 
 @entry(SUMS)
-def attend_softmax_back(heads, joint, places, matrices, out, grad, grad_joint):
-    """Pull a gradient back through `attend_softmax`."""
-    bounds, offsets = places
-    width = out.shape[1]
-    dim = width // heads
-    scale = _f(1.0 / math.sqrt(dim))
-    scratch, spare, _, _ = _blocks(bounds)
-    for head in range(heads):
-        q = head * dim
-        k, v = width + q, 2 * width + q
-        for s in range(bounds.shape[0] - 1):
-            t0, n = bounds[s], bounds[s + 1] - bounds[s]
-            block = _matrix(matrices, offsets[s], head, n, spare)
-            mix(block, True, n, grad, t0, q, n, dim, grad_joint, t0, v)
-            products(grad, t0, q, n, joint, t0, v, n, dim, False, scratch)
-            _softmax_rows_back(block, grad, out, t0, q, dim, n, n, scale, scratch)
-            mix(scratch, False, n, joint, t0, k, n, dim, grad_joint, t0, q)
-            mix(scratch, True, n, joint, t0, q, n, dim, grad_joint, t0, k)
-
-
-# Attention to a few learned mixtures of keys and values,
-# `softmax(q (E k)' / sqrt(dim)) F v` inside packed sequences, where E and F have one
-# row for each mixture and one column for each position. For the pass back, the mixtures
-# `E k` and `F v` of each head and sequence are kept, and the softmax, whose rows are
-# padded to a multiple of eight.
-
-
-@entry(SUMS)
-def attend_mixtures(heads, mixtures, joint, bounds, mixed, shares, out):
-    """Attend to mixtures; `mixed` and `shares` receive what the pass back needs."""
+def attend_softmax(heads, joint, mixtures, places, kept, out):
+    """Attend; `kept` receives the softmax, unless it is empty, and the mixtures."""
     keys, values = mixtures
-    rank, width, tokens = keys.shape[0], out.shape[1], out.shape[0]
-    dim, wide, count = width // heads, shares.shape[1], bounds.shape[0] - 1
+    bounds, offsets = places
+    matrices, mixed = kept
+    rank, width, count = keys.shape[0], out.shape[1], bounds.shape[0] - 1
+    dim = width // heads
     scale = _f(1.0 / math.sqrt(dim))
-    ones = np.empty(wide, _f)
+    scratch, spare, ones, _ = _blocks(bounds, rank)
     for head in range(heads):
         q = head * dim
         k, v = width + q, 2 * width + q
         for s in range(count):
             t0, n = bounds[s], bounds[s + 1] - bounds[s]
-            i0, m0 = head * tokens + t0, 2 * rank * (head * count + s)
-            mix(keys, False, rank, joint, t0, k, n, dim, mixed, m0, 0)
-            mix(values, False, rank, joint, t0, v, n, dim, mixed, m0 + rank, 0)
-            block = shares[i0 : i0 + n]
-            products(joint, t0, q, n, mixed, m0, 0, rank, dim, False, block)
-            _softmax_rows(block, n, rank, scale, ones, block)
-            mix(block, False, n, mixed, m0 + rank, 0, rank, dim, out, t0, q)
+            m0 = 2 * rank * (head * count + s)
+            if rank:
+                mix(keys, False, rank, joint, t0, k, n, dim, mixed, m0, 0)
+                mix(values, False, rank, joint, t0, v, n, dim, mixed, m0 + rank, 0)
+            b, k0, v0, m = _partners(rank, joint, mixed, (t0, n, k, v), m0)
+            block = _matrix(matrices, offsets[s], head, (n, m), spare)
+            products(joint, t0, q, n, b, k0[0], k0[1], m, dim, False, scratch)
+            _softmax_rows(scratch, n, m, scale, ones, block)
+            mix(block, False, n, b, v0[0], v0[1], m, dim, out, t0, q)
+
+
+@helper(SUMS)
+def _pull_mixture(mixture, pulled, joint, own, grad_joint, side, grad):
+    """Pull the gradient of mixed keys, or values, back to tokens and to the mixture."""
+    t0, n, column = own[0], own[1], own[2 + side]
+    rank, dim = pulled.shape
+    mix(mixture, True, n, pulled, 0, 0, rank, dim, grad_joint, t0, column)
+    products(pulled, 0, 0, rank, joint, t0, column, n, dim, False, grad)
 
 
 @helper(SUMS)
@@ -277,36 +260,38 @@ def _add(block, n, total):
 
 
 @entry(SUMS)
-def attend_mixtures_back(
-    heads, mixtures, joint, bounds, mixed, shares, out, grad, grad_joint, grad_mixtures
+def attend_softmax_back(
+    heads, joint, mixtures, places, kept, out, grad, grad_joint, grad_mixtures
 ):
-    """Pull a gradient back through `attend_mixtures`, adding to that of E and F."""
+    """Pull a gradient back through `attend_softmax`, adding to that of E and F."""
     keys, values = mixtures
     grad_keys, grad_values = grad_mixtures
-    rank, width, tokens = keys.shape[0], out.shape[1], out.shape[0]
-    dim, wide, count = width // heads, shares.shape[1], bounds.shape[0] - 1
+    bounds, offsets = places
+    matrices, mixed = kept
+    rank, width, count = keys.shape[0], out.shape[1], bounds.shape[0] - 1
+    dim = width // heads
     scale = _f(1.0 / math.sqrt(dim))
-    most = longest(bounds)
-    scratch = np.zeros((most, wide), _f)
-    pulled, spare = np.empty((rank, dim), _f), np.empty((rank, most), _f)
+    scratch, nothing, _, _ = _blocks(bounds, rank)
+    pulled, spare = np.empty((2 * rank, dim), _f), np.empty((rank, longest(bounds)), _f)
     for head in range(heads):
         q = head * dim
         k, v = width + q, 2 * width + q
         for s in range(count):
             t0, n = bounds[s], bounds[s + 1] - bounds[s]
-            i0, m0 = head * tokens + t0, 2 * rank * (head * count + s)
-            block = shares[i0 : i0 + n]
-            mix(block, True, rank, grad, t0, q, n, dim, pulled, 0, 0)
-            mix(values, True, n, pulled, 0, 0, rank, dim, grad_joint, t0, v)
-            products(pulled, 0, 0, rank, joint, t0, v, n, dim, False, spare)
-            _add(spare, n, grad_values)
-            products(grad, t0, q, n, mixed, m0 + rank, 0, rank, dim, False, scratch)
-            _softmax_rows_back(block, grad, out, t0, q, dim, n, rank, scale, scratch)
-            mix(scratch, False, n, mixed, m0, 0, rank, dim, grad_joint, t0, q)
-            mix(scratch, True, rank, joint, t0, q, n, dim, pulled, 0, 0)
-            mix(keys, True, n, pulled, 0, 0, rank, dim, grad_joint, t0, k)
-            products(pulled, 0, 0, rank, joint, t0, k, n, dim, False, spare)
-            _add(spare, n, grad_keys)
+            own, m0 = (t0, n, k, v), 2 * rank * (head * count + s)
+            b, k0, v0, m = _partners(rank, joint, mixed, own, m0)
+            goal, gk, gv, _ = _partners(rank, grad_joint, pulled, own, 0)
+            block = _matrix(matrices, offsets[s], head, (n, m), nothing)
+            mix(block, True, m, grad, t0, q, n, dim, goal, gv[0], gv[1])
+            products(grad, t0, q, n, b, v0[0], v0[1], m, dim, False, scratch)
+            _softmax_rows_back(block, grad, out, t0, q, dim, n, m, scale, scratch)
+            mix(scratch, False, n, b, k0[0], k0[1], m, dim, grad_joint, t0, q)
+            mix(scratch, True, m, joint, t0, q, n, dim, goal, gk[0], gk[1])
+            if rank:
+                _pull_mixture(keys, pulled[:rank], joint, own, grad_joint, 0, spare)
+                _add(spare, n, grad_keys)
+                _pull_mixture(values, pulled[rank:], joint, own, grad_joint, 1, spare)
+                _add(spare, n, grad_values)
 
 
 # Feature maps, row by row, up to factors that attention does not see. Rows are

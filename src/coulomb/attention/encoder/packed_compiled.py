@@ -16,22 +16,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from coulomb.attention.encoder.encoder import (
-    BRANCH,
-    INNER,
-    OUTER,
-    AttentionFactory,
-    EncoderSettings,
-    KernelEncoder,
-)
+from coulomb.attention.encoder import encoder, packed
 from coulomb.attention.encoder.layout import Layout, TokenBatch
-from coulomb.attention.encoder.packed import (
-    EMBEDDING,
-    AbstractForm,
-    Dropout,
-    packed_logits,
-    spare_gradient,
-)
+from coulomb.attention.encoder.packed import Dropout
 from coulomb.attention.layers.base import AbstractAttention
 from coulomb.attention.layers.baselines import Linformer, SoftmaxAttention
 from coulomb.attention.layers.kernel import AbstractFeatureAttention, KernelAttention
@@ -44,7 +31,7 @@ from coulomb.kernels import packed_attention as cores
 from coulomb.kernels import particles as particle_system
 
 
-class CompiledForm(AbstractForm):
+class CompiledForm(packed.AbstractForm):
     """The encoder on packed tokens in compiled loops: the fast twin of `TorchForm`."""
 
     compiled = True
@@ -54,7 +41,7 @@ class CompiledForm(AbstractForm):
         places, norm = model.position_embedding, model.embedding_norm
         rows = None if places is None else places.weight
         tables = model.token_embedding.weight, rows, norm.weight, norm.bias
-        dropout = self.dropout(0).at(model.dropout.p, EMBEDDING)
+        dropout = self.dropout(0).at(model.dropout.p, packed.EMBEDDING)
         inputs = self.token_ids.contiguous(), self.layout, norm.eps, dropout
         return apply(Embed, *tables, *inputs)
 
@@ -70,11 +57,12 @@ class CompiledForm(AbstractForm):
             return apply(AddNorm, *matrix, *affine, norm.eps, dropout.at(rate, at))
 
         assert isinstance(layer.attention, AbstractAttention)
-        x = add(out, x, layer.attention.out_proj, layer.attention_norm, BRANCH)
+        x = add(out, x, layer.attention.out_proj, layer.attention_norm, encoder.BRANCH)
         inside = layer.ffn_norm(x) if pre else x
-        drop = dropout.at(rate, INNER)
+        drop = dropout.at(rate, encoder.INNER)
         inner, same = apply(Gelu, inside, widen.weight, widen.bias, drop)
-        return add(inner, x if pre else same, layer.narrow, layer.ffn_norm, OUTER)
+        x = x if pre else same
+        return add(inner, x, layer.narrow, layer.ffn_norm, encoder.OUTER)
 
     def weighted_sums(self, x: Tensor, weights: NDArray[np.float64]) -> Tensor:
         return apply(Pool, x, weights.astype(np.float32), self.layout.bounds)
@@ -110,7 +98,7 @@ class Embed(torch.autograd.Function):
         ctx.save_for_backward(token_ids, normal, scales, gain)
         ctx.words, ctx.layout = words, layout
         ctx.shapes = table.shape, None if places is None else places.shape
-        ctx.spare = spare_gradient(table) if ctx.needs_input_grad[0] else None
+        ctx.spare = packed.spare_gradient(table) if ctx.needs_input_grad[0] else None
         return out
 
     @staticmethod
@@ -236,21 +224,18 @@ def compile_loops() -> None:
     x = torch.zeros(1, 4, 64)
     state = init_state(particles, DEFAULT_MAP, batch=1, heads=4, dim_v=64)
     decode_step(state, x, x, x, particles, DEFAULT_MAP)
-    shape = EncoderSettings(8, 2, n_layers=1, width=8, ffn_width=8)
-    rows: list[AttentionFactory] = [
-        *(
-            partial(KernelAttention, qkv=qkv, feature_map=name, n_features=8)
-            for name in feature_maps
-            for qkv in ("shared", "learned")
-            if feature_maps.build(name).loop_code is not None
-        ),
-        SoftmaxAttention,
-        Linformer,
+    shape = encoder.EncoderSettings(8, 2, n_layers=1, width=8, ffn_width=8)
+    rows: list[encoder.AttentionFactory] = [SoftmaxAttention, Linformer]
+    rows += [
+        partial(KernelAttention, qkv=qkv, feature_map=name, n_features=8)
+        for name in feature_maps
+        for qkv in ("shared", "learned")
+        if feature_maps.build(name).loop_code is not None
     ]
     batch = TokenBatch(torch.arange(8), torch.tensor([0, 3, 8]))
     for row in rows:
-        model = KernelEncoder(shape, row, generator=0)
-        logits = packed_logits(model, batch, dropout_seed=0)
+        model = encoder.KernelEncoder(shape, row, generator=0)
+        logits = packed.packed_logits(model, batch, dropout_seed=0)
         torch.autograd.grad(logits.sum(), model.token_embedding.weight)
 
 
@@ -303,21 +288,26 @@ def attend_softmax(
     layer: AbstractAttention, x: Tensor, layout: Layout
 ) -> Tensor | None:
     """Attend by softmax inside packed sequences, or give None where loops cannot."""
+    none = x.new_empty(0, 0)
     long = layout.effective_length > _LONGEST
-    joint = None if long else _project_joint(layer, x)
-    if joint is None:
-        return None
-    return apply(SoftmaxCore, joint, layer.num_heads, layout, _tracked(joint))
+    return None if long else _attend_joint(layer, x, layout, (none, none))
 
 
 def attend_mixtures(layer: Linformer, x: Tensor, layout: Layout) -> Tensor | None:
     """Attend to mixtures inside packed sequences, or give None where loops cannot."""
     long = layout.longest > layer.max_length
-    joint = None if long else _project_joint(layer, x)
+    mixtures = layer.key_mixture, layer.value_mixture
+    return None if long else _attend_joint(layer, x, layout, mixtures)
+
+
+def _attend_joint(
+    layer: AbstractAttention, x: Tensor, layout: Layout, mixtures: tuple[Tensor, Tensor]
+) -> Tensor | None:
+    joint = _project_joint(layer, x)
     if joint is None:
         return None
-    mixtures = layer.key_mixture, layer.value_mixture
-    return apply(MixtureCore, joint, *mixtures, layer.num_heads, layout)
+    tensors = joint, *mixtures
+    return apply(SoftmaxCore, *tensors, layer.num_heads, layout, _tracked(*tensors))
 
 
 def _project_joint(layer: AbstractAttention, x: Tensor) -> Tensor | None:
@@ -544,34 +534,10 @@ class KernelCore(torch.autograd.Function):
 
 
 class SoftmaxCore(torch.autograd.Function):
-    """Softmax attention with queries, keys and values side by side."""
+    """Softmax attention with queries, keys and values side by side.
 
-    @staticmethod
-    def forward(
-        ctx: Any, joint: Tensor, heads: int, layout: Layout, keep: bool
-    ) -> Tensor:
-        """Attend."""
-        matrices = joint.new_empty(heads * int(layout.offsets[-1]) if keep else 0)
-        out = joint.new_empty(len(joint), joint.shape[1] // 3)
-        places = layout.bounds, heads * layout.offsets
-        run(cores.attend_softmax, heads, joint, places, matrices, out)
-        if keep:
-            ctx.save_for_backward(joint, matrices, out)
-            ctx.where = heads, places
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        joint, matrices, out = ctx.saved_tensors
-        heads, places = ctx.where
-        grad_joint, kept = torch.empty_like(joint), (matrices, out)
-        run(cores.attend_softmax_back, heads, joint, places, *kept, grad, grad_joint)
-        return grad_joint, None, None, None
-
-
-class MixtureCore(torch.autograd.Function):
-    """Softmax attention to learned mixtures of keys and values: Linformer."""
+    Or to mixtures of keys and values, Linformer's, of which there may be none.
+    """
 
     @staticmethod
     def forward(
@@ -581,25 +547,28 @@ class MixtureCore(torch.autograd.Function):
         values: Tensor,
         heads: int,
         layout: Layout,
+        keep: bool,
     ) -> Tensor:
         """Attend."""
-        tokens, width, rank = len(joint), joint.shape[1] // 3, len(keys)
+        width, rank = joint.shape[1] // 3, len(keys)
+        wide = (rank + 7) // 8 * 8
+        offsets = heads * (layout.bounds * wide if rank else layout.offsets)
+        matrices = joint.new_empty(int(offsets[-1]) if keep else 0)
         mixed = joint.new_empty(2 * rank * heads * layout.count, width // heads)
-        shares = joint.new_empty(heads * tokens, (rank + 7) // 8 * 8)
-        out = joint.new_empty(tokens, width)
-        about = heads, (keys, values), joint, layout.bounds
-        run(cores.attend_mixtures, *about, mixed, shares, out)
-        ctx.save_for_backward(joint, keys, values, mixed, shares, out)
-        ctx.heads, ctx.layout = heads, layout
+        out, places = joint.new_empty(len(joint), width), (layout.bounds, offsets)
+        about = heads, joint, (keys, values), places, (matrices, mixed)
+        run(cores.attend_softmax, *about, out)
+        ctx.save_for_backward(joint, keys, values, matrices, mixed, out)
+        ctx.where = heads, places
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        joint, keys, values, mixed, shares, out = ctx.saved_tensors
+        joint, keys, values, *kept, out = ctx.saved_tensors
+        heads, places = ctx.where
         grad_joint = torch.empty_like(joint)
-        grads = joint.new_zeros(keys.shape), joint.new_zeros(values.shape)
-        about = ctx.heads, (keys, values), joint, ctx.layout.bounds
-        kept = mixed, shares, out
-        run(cores.attend_mixtures_back, *about, *kept, grad, grad_joint, grads)
-        return grad_joint, *grads, None, None
+        grads = torch.zeros_like(keys), torch.zeros_like(values)
+        about = heads, joint, (keys, values), places, tuple(kept)
+        run(cores.attend_softmax_back, *about, out, grad, grad_joint, grads)
+        return grad_joint, *grads, None, None, None
