@@ -31,9 +31,6 @@ _MOST_BYTES = 1 << 25
 
 _lent = threading.local()
 
-# The slot of arrays that outlive the call, and are therefore not used again.
-FRESH = -1
-
 
 class Workspace:
     """Arrays by name, in the working precision, used again by later blocks and calls.
@@ -50,8 +47,6 @@ class Workspace:
 
     def get(self, name: str, *shape: int) -> Tensor:
         """Give the array of this name in this shape, with whatever it contains."""
-        if self.slot == FRESH:
-            return torch.empty(shape, dtype=self.dtype, device=self.device)
         size = math.prod(shape)
         key = (name, self.slot)
         array = self._arrays.get(key)
@@ -193,9 +188,7 @@ class BlockMap:
 
         return result.detach(), pull
 
-    def queries(
-        self, x: Tensor, shift: Tensor | None, known: Tensor | None = None
-    ) -> tuple[Tensor, Pull]:
+    def queries(self, x: Tensor, shift: Tensor | None) -> tuple[Tensor, Pull]:
         """Evaluate queries, and give their pull-back."""
         if not self.logs or shift is None:
             return self._evaluate(self.sides[0], x)
@@ -204,10 +197,7 @@ class BlockMap:
         )
 
     def keys(
-        self,
-        rows: KeyRows,
-        shift: Tensor | None,
-        known: tuple[Tensor, Tensor | None] | None = None,
+        self, rows: KeyRows, shift: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Pull]:
         """Evaluate keys, raise the shift and give the pull-back."""
         if not self.logs:
@@ -285,15 +275,12 @@ class ExponentialMap(BlockMap):
         back = torch.bmm(grads, side.particles.positions).view_as(x)
         return back if self.scale == 1.0 else back.mul_(self.scale)
 
-    def queries(
-        self, x: Tensor, shift: Tensor | None, known: Tensor | None = None
-    ) -> tuple[Tensor, Pull]:
-        side, features = self.sides[0], known
-        if features is None:
-            # A softmax is the exponential up to a factor of the row, which is free, and
-            # its largest feature never overflows.
-            exponents = self._project("queries", side, x, shift)
-            features = torch.softmax(exponents, dim=-1, out=exponents)
+    def queries(self, x: Tensor, shift: Tensor | None) -> tuple[Tensor, Pull]:
+        side = self.sides[0]
+        # A softmax is the exponential up to a factor of the row, which is free, and its
+        # largest feature never overflows.
+        exponents = self._project("queries", side, x, shift)
+        features = torch.softmax(exponents, dim=-1, out=exponents)
         # The output does not depend on the scale of a query's features, so that
         # `features . grad = 0` and the softmax's own correction vanishes.
         return features, lambda grad: self._pull_projection(
@@ -301,20 +288,13 @@ class ExponentialMap(BlockMap):
         )
 
     def keys(
-        self,
-        rows: KeyRows,
-        shift: Tensor | None,
-        known: tuple[Tensor, Tensor | None] | None = None,
+        self, rows: KeyRows, shift: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Pull]:
         x = rows.keys
         if self.map.normalised:
             shift = self._weigh(rows, shift)
-            features = None if known is None else known[0]
-            if features is None:
-                features = self._project("keys", self.sides[1], x)
-                torch.softmax(features, dim=-1, out=features)
-        elif known is not None:
-            features = self._at_shift(*known, shift)
+            features = self._project("keys", self.sides[1], x)
+            torch.softmax(features, dim=-1, out=features)
         else:
             features = self._project("keys", self.sides[1], x, self._offset(rows))
             shift = shift if self.record else _highest(features, shift)
@@ -336,14 +316,6 @@ class ExponentialMap(BlockMap):
         if rows.log_weight is not None:
             offset += rows.log_weight
         return offset if rows.dead is None else offset.masked_fill_(rows.dead, ABSENT)
-
-    def _at_shift(
-        self, phi: Tensor, shift: Tensor | None, higher: Tensor | None
-    ) -> Tensor:
-        if shift is None or higher is None or shift is higher:
-            return phi
-        factors = (shift - higher).exp_()
-        return torch.mul(phi, factors, out=self.work.get("keys", *phi.shape))
 
 
 def make_map(

@@ -20,9 +20,7 @@ from torch import Tensor
 
 from coulomb.attention.ops.block_maps import (
     ABSENT,
-    FRESH,
     BlockMap,
-    ExponentialMap,
     KeyRows,
     Pull,
     Workspace,
@@ -154,8 +152,6 @@ class Saved(NamedTuple):
     shifts: list[Tensor] | None = None
     triangle: int = 0
     states: list[Tensor] | None = None  # sums before every few blocks, if causal
-    queries: list[Tensor] | None = None  # features of each block of rows, if kept
-    keys: list[tuple[Tensor, Tensor | None]] | None = None  # and the shift of each
     exact: bool = True  # whether nothing was lost to underflow
     logs: bool = False  # whether features were taken in logarithms
 
@@ -313,41 +309,24 @@ def _clear_padding(grads: Gradients, count: int) -> None:
 def linear_forward(features: BlockMap, block: Block, problem: Problem) -> Saved:
     """Sum keys, `[G z] = sum_j phi(k_j) [v_j 1]'`, then apply to the queries."""
     work = block.work
-    keep = problem.keep and isinstance(features, ExponentialMap)
-    kept_queries: list[Tensor] = []
-    kept_keys: list[tuple[Tensor, Tensor | None]] = []
     sums = block.zero_sums(features)
     step = block.row_count(sums.shape[2])
     shift: Tensor | None = None
     for start, stop in _ranges(block.key_count(), step):
         rows = block.key_rows(start, stop)
-        work.slot = FRESH if keep else 0
         phi, higher, _ = features.keys(rows, shift)
-        work.slot = 0
         _raise_shift(sums, shift, higher)
         shift = higher
-        if keep:
-            kept_keys.append((phi, shift))
         sums.baddbmm_(rows.values.transpose(1, 2), phi)
     normaliser = work.zeros(block.groups, block.q.shape[2], 1)
     for start, stop in _ranges(block.q.shape[2], step):
-        work.slot = FRESH if keep else 0
         phi, _ = features.queries(block.rows(block.q, start, stop), shift)
-        work.slot = 0
-        if keep:
-            kept_queries.append(phi)
         outputs = work.get("outputs", phi.shape[0], phi.shape[1], sums.shape[1])
         torch.bmm(phi, sums.transpose(1, 2), out=outputs)
         block.write_ratio(outputs, normaliser, start)
-    return Saved(
-        normaliser,
-        sums,
-        shifts=None if shift is None else [shift],
-        queries=kept_queries if keep else None,
-        keys=kept_keys if keep else None,
-        exact=not features.retry or block.in_range(normaliser, causal=False),
-        logs=features.logs,
-    )
+    exact = not features.retry or block.in_range(normaliser, causal=False)
+    shifts = None if shift is None else [shift]
+    return Saved(normaliser, sums, shifts, exact=exact, logs=features.logs)
 
 
 def linear_backward(
@@ -359,10 +338,8 @@ def linear_backward(
     shift = saved.shifts[0] if saved.shifts else None
     grad_sums = torch.zeros_like(sums)
     step = block.row_count(sums.shape[2])
-    for i, (start, stop) in enumerate(_ranges(block.q.shape[2], step)):
-        queries = block.rows(block.q, start, stop)
-        known = None if saved.queries is None else saved.queries[i]
-        phi, pull = features.queries(queries, shift, known)
+    for start, stop in _ranges(block.q.shape[2], step):
+        phi, pull = features.queries(block.rows(block.q, start, stop), shift)
         grad_rows = block.grad_rows(grads, saved.normaliser, start, stop)
         grad_sums.baddbmm_(grad_rows.transpose(1, 2), phi)
         grad_phi = block.work.get("grad_features", *phi.shape)
@@ -371,10 +348,9 @@ def linear_backward(
     columns = grad_sums if grads.log_weight is not None else grad_sums[:, :-1]
     columns = columns.transpose(1, 2)
     count = block.key_count()
-    for i, (start, stop) in enumerate(_ranges(count, step)):
+    for start, stop in _ranges(count, step):
         rows = block.key_rows(start, stop)
-        known_keys = None if saved.keys is None else saved.keys[i]
-        phi, _, pull = features.keys(rows, shift, known_keys)
+        phi, _, pull = features.keys(rows, shift)
         grad_phi = block.work.get("grad_features", *phi.shape)
         torch.bmm(rows.values, grad_sums, out=grad_phi)
         grad_values = torch.bmm(phi, columns)

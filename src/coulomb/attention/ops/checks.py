@@ -73,7 +73,7 @@ def check_inputs(
     """Check everything that attention is computed of."""
     q, k, v = operands
     if packed:
-        check_packed(q, k, v)
+        check_operands(("q", "k", "v"), operands, ("tokens", "heads", "dim"))
     else:
         check_operands(("q", "k", "v"), operands, causal=causal)
         check_mask(key_mask, k)
@@ -144,33 +144,17 @@ def check_float(name: str, x: Any, dims: str = "", n_dims: int | None = None) ->
 
 
 def check_operands(
-    names: tuple[str, str, str], operands: Sequence[Tensor], *, causal: bool = False
+    names: tuple[str, str, str],
+    operands: Sequence[Tensor],
+    axes: tuple[str, ...] = ("batch", "heads", "length", "dim"),
+    *,
+    causal: bool = False,
 ) -> None:
-    """Check queries, keys and values `(batch, heads, length, dim)`."""
+    """Check queries, keys and values `(batch, heads, length, dim)`, or other axes."""
     q, k, v = operands
     for name, x in zip(names, operands, strict=True):
-        check_float(name, x, "(batch, heads, length, dim)", 4)
+        check_float(name, x, f"({', '.join(axes)})", len(axes))
     name_q, name_k, name_v = names
-    check_kinds(name_q, name_k, q, k)
-    if q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
-        raise ParameterError(
-            f"`{name_q}` and `{name_k}` must agree in batch, heads and last axis; got "
-            f"{tuple(q.shape)} and {tuple(k.shape)}."
-        )
-    if k.shape[:3] != v.shape[:3]:
-        raise ParameterError(
-            f"`{name_k}` and `{name_v}` must agree in batch, heads and length; got "
-            f"{tuple(k.shape)} and {tuple(v.shape)}."
-        )
-    if causal and q.shape[2] != k.shape[2]:
-        raise ParameterError(
-            f"`causal=True` needs as many queries as keys; got {q.shape[2]} and "
-            f"{k.shape[2]}. For a prefix of keys use `prefill` and `decode_step`."
-        )
-
-
-def check_kinds(name_q: str, name_k: str, q: Tensor, k: Tensor) -> None:
-    """Refuse queries and keys of two precisions, and those without heads or width."""
     if q.dtype != k.dtype:
         raise ParameterTypeError(
             f"`{name_q}` and `{name_k}` must have one dtype; got {q.dtype} and "
@@ -181,19 +165,20 @@ def check_kinds(name_q: str, name_k: str, q: Tensor, k: Tensor) -> None:
             f"`{name_q}` must have at least one head and one coordinate; got shape "
             f"{tuple(q.shape)}."
         )
-
-
-def check_packed(q: Tensor, k: Tensor, v: Tensor, *, step: bool = False) -> None:
-    """Check packed queries, keys and values `(tokens, heads, dim)`, or one step's."""
-    end, rows = ("_t", "batch") if step else ("", "tokens")
-    for name, x in zip("qkv", (q, k, v), strict=True):
-        check_float(name + end, x, f"({rows}, heads, dim)", 3)
-    check_kinds(f"q{end}", f"k{end}", q, k)
-    if q.shape != k.shape or q.shape[:2] != v.shape[:2]:
+    if q.shape[:2] != k.shape[:2] or q.shape[-1] != k.shape[-1]:
         raise ParameterError(
-            f"`q{end}`, `k{end}` and `v{end}` must agree in {rows} and heads, the "
-            f"first two also in the last axis; got {tuple(q.shape)}, {tuple(k.shape)} "
-            f"and {tuple(v.shape)}."
+            f"`{name_q}` and `{name_k}` must agree in {axes[0]}, heads and last axis; "
+            f"got {tuple(q.shape)} and {tuple(k.shape)}."
+        )
+    if k.shape[:-1] != v.shape[:-1]:
+        raise ParameterError(
+            f"`{name_k}` and `{name_v}` must agree in {', '.join(axes[:-1])}; got "
+            f"{tuple(k.shape)} and {tuple(v.shape)}."
+        )
+    if causal and q.shape[2] != k.shape[2]:
+        raise ParameterError(
+            f"`causal=True` needs as many queries as keys; got {q.shape[2]} and "
+            f"{k.shape[2]}. For a prefix of keys use `prefill` and `decode_step`."
         )
 
 

@@ -234,9 +234,9 @@ def decode_step(
     1.0
     2.0
     """
-    checks.check_packed(q_t, k_t, v_t, step=True)
-    feature_map = as_feature_map(feature_map)
     token = q_t, k_t, v_t
+    checks.check_operands(("q_t", "k_t", "v_t"), token, ("batch", "heads", "dim"))
+    feature_map = as_feature_map(feature_map)
     if key_particles is None and _fits(state, token, particles.positions):
         result = compiled.decode(feature_map, token, particles.positions, state)
         if result is not None:
