@@ -21,9 +21,7 @@ NAMES = [
     for engine in tuning.ENGINES
     for passes in tuning.PASSES
 ]
-WORK = tuning.Work(
-    tokens=4096, pairs=1 << 20, longest=64, dim=64, dim_v=64, features=256
-)
+WORK = tuning.Work(tokens=4096, pairs=1 << 20, dim=64, dim_v=64, features=256)
 
 
 def costs(**changes):

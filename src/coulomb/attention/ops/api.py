@@ -22,9 +22,9 @@ from coulomb.attention.ops.blocked import Block, BlockIndex, Gradients, Problem
 from coulomb.attention.ops.checks import FeatureMap, Given, Inputs, check_inputs
 from coulomb.features import DEFAULT_MAP, Particles
 
-# Features that take up no more than this, all together, are kept for the backward pass
-# instead of being evaluated again: a seventh of the time of short sequences, where they
-# are not yet what the peak of memory depends on.
+# The loops keep features that take up no more than this, all together, for the backward
+# pass instead of evaluating them again: a seventh of the time of short sequences, where
+# they are not yet what the peak of memory depends on.
 _KEPT_BYTES = 1 << 22
 
 
@@ -94,8 +94,9 @@ def kernel_attention(
     """Attend with features that are evaluated block by block and not stored.
 
     The same number as `linear_attention(phi(q), phi(k), v)`. The backward pass
-    evaluates the features again (unless they are few); it gives gradients of queries,
-    keys, values, weights, positions, phases and offsets, once (not of gradients).
+    evaluates features again (loops only if they are many); it gives gradients of
+    queries, keys, values, weights, positions, phases and offsets, once (not of
+    gradients).
 
     Where numba is installed, large problems with exponential maps in float32 on a CPU
     are computed in compiled loops, if dimensions and the number of particles are
@@ -366,7 +367,7 @@ def choose_form(
         groups = 1
     heads = q.shape[1]
     features = inputs.feature_map.n_features(inputs.particles.n_particles)
-    sizes = (n + m) * groups * heads, pairs * heads, longest, q.shape[-1], v.shape[-1]
+    sizes = (n + m) * groups * heads, pairs * heads, q.shape[-1], v.shape[-1]
     work = tuning.Work(*sizes, features)
     if inputs.causal:
         kinds = ["causal"]
@@ -392,24 +393,13 @@ def run_form(
     return _run(inputs, "auto", None, (kind, engine))
 
 
-def cheaper_form(n: int, m: int, n_features: int, dim_v: int) -> str:
-    """Compare the multiplications of the two orders of the product.
-
-    Examples
-    --------
-    >>> [cheaper_form(n, n, 256, 64) for n in (64, 128)]
-    ['quadratic', 'linear']
-    """
-    quadratic = n * m * (n_features + dim_v)
-    return "quadratic" if quadratic < (n + m) * n_features * dim_v else "linear"
-
-
 def _form(problem: Problem, block: Block, n_features: int) -> blocked.Form:
     n, m, form = block.q.shape[2], block.k.shape[2], problem.form
     if problem.causal:
         return blocked.CAUSAL
     if form == "auto":
-        form = cheaper_form(n, m, n_features, block.v.shape[3])
+        sizes = block.q.shape[3], block.v.shape[3], n_features
+        form = tuning.Work(n + m, n * m, *sizes).cheaper()
     return blocked.QUADRATIC if form == "quadratic" and m > 0 else blocked.LINEAR
 
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from threading import RLock
 from typing import Any, NamedTuple, TypeVar
@@ -33,6 +34,7 @@ from coulomb.kernels.jit import source_hash
 ENGINES = ("loops", "torch")
 KINDS = ("linear", "quadratic", "causal")
 PASSES = ("forward", "forward+backward")
+_FORMS = tuple(product(KINDS, ENGINES, PASSES))
 # Rows of a triangle or square that the loops form at once.
 BLOCK = 96
 _MOST_BYTES = 1 << 16  # of a file; one that is longer is none of ours
@@ -54,7 +56,6 @@ class Work(NamedTuple):
 
     tokens: int
     pairs: int  # of a query and a key that meet, in all heads
-    longest: int  # sequence, of queries or keys
     dim: int
     dim_v: int
     features: int
@@ -64,18 +65,19 @@ class Work(NamedTuple):
 
         Examples
         --------
-        >>> work = Work(tokens=8, pairs=16, longest=4, dim=2, dim_v=2, features=8)
+        >>> work = Work(tokens=8, pairs=16, dim=2, dim_v=2, features=8)
         >>> work.products("linear"), work.products("quadratic")
         (256, 288)
         """
+        both, wide = self.tokens * self.features, self.features + self.dim_v
         if kind == "quadratic":
-            return self.tokens * self.features * self.dim + self.pairs * (
-                self.features + self.dim_v
-            )
-        both = self.tokens * self.features * (self.dim + self.dim_v)
-        if kind == "linear":
-            return both
-        return both + self.tokens * BLOCK // 4 * (self.features + self.dim_v)
+            return both * self.dim + self.pairs * wide
+        inside = 0 if kind == "linear" else self.tokens * BLOCK // 4 * wide
+        return both * (self.dim + self.dim_v) + inside
+
+    def cheaper(self) -> str:
+        """Name the order without causality that has fewer multiplications."""
+        return min("linear", "quadratic", key=self.products)
 
 
 class Model(NamedTuple):
@@ -151,10 +153,10 @@ def load(*, measure: bool = True) -> Model | None:
     if threads not in _known:
         with _lock:
             model = _read(model_file()) if available() else None
-            if model is None and available() and measure:
-                model = _measured(model_file())
             if model is None and not measure:
                 return None
+            if model is None and available():
+                model = _measured(model_file())
             _known[threads] = model
     return _known[threads]
 
@@ -188,14 +190,11 @@ def _read(file: Path) -> Model | None:
         text = file.read_text()
         found = json.loads(text)["costs"]
         costs = {}
-        for kind in KINDS:
-            for engine in ENGINES:
-                for passes in PASSES:
-                    name = form_name(kind, engine, passes)
-                    overhead, rate = (float(x) for x in found[name])
-                    if not (0 <= overhead < _SLOWEST and 0 < rate < _SLOWEST):
-                        return None
-                    costs[name] = overhead, rate
+        for form in _FORMS:
+            overhead, rate = (float(x) for x in found[form_name(*form)])
+            if not (0 <= overhead < _SLOWEST and 0 < rate < _SLOWEST):
+                return None
+            costs[form_name(*form)] = overhead, rate
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     return Model(costs, hashlib.sha256(text.encode()).hexdigest()[:12])
@@ -205,16 +204,14 @@ def _measure_all() -> dict[str, tuple[float, float]]:
     from coulomb.attention.ops.api import run_form
 
     calls: dict[tuple[str, int], Callable[[], object]] = {}
-    for kind in KINDS:
-        for engine in ENGINES:
-            for passes in PASSES:
-                name = form_name(kind, engine, passes)
-                for batch, n in _SIZES[kind]:
-                    shape = batch * _HEADS * n, batch * _HEADS * n * n, n
-                    work = Work(2 * shape[0], *shape[1:], _DIM, _DIM, _FEATURES)
-                    run = partial(run_form, kind, engine)
-                    call = _problem(run, batch, n, backward=passes == PASSES[1])
-                    calls[name, work.products(kind)] = call
+    for kind, engine, passes in _FORMS:
+        name = form_name(kind, engine, passes)
+        for batch, n in _SIZES[kind]:
+            rows = batch * _HEADS * n
+            work = Work(2 * rows, rows * n, _DIM, _DIM, _FEATURES)
+            run = partial(run_form, kind, engine)
+            call = _problem(run, batch, n, backward=passes == PASSES[1])
+            calls[name, work.products(kind)] = call
     times = _race(calls)
     costs = {}
     for name in dict.fromkeys(name for name, _ in calls):
@@ -242,15 +239,12 @@ def _problem(
         )
         ones = torch.ones_like(q)
 
-    def forward() -> object:
-        with torch.no_grad():
-            return run(q, k, v, positions)
+    def call() -> object:
+        with torch.inference_mode(False), torch.set_grad_enabled(backward):
+            out = run(q, k, v, positions)
+            return torch.autograd.grad(out, (q, k, v), ones) if backward else out
 
-    def both() -> object:
-        with torch.inference_mode(False), torch.enable_grad():
-            return torch.autograd.grad(run(q, k, v, positions), (q, k, v), ones)
-
-    return both if backward else forward
+    return call
 
 
 def _race(calls: dict[_Key, Callable[[], object]]) -> dict[_Key, float]:
@@ -278,7 +272,7 @@ def choose(
 
     Examples
     --------
-    >>> work = Work(tokens=64, pairs=256, longest=4, dim=8, dim_v=8, features=32)
+    >>> work = Work(tokens=64, pairs=256, dim=8, dim_v=8, features=32)
     >>> forms = [("linear", "torch"), ("quadratic", "torch")]
     >>> choose(forms, work, backward=False)
     ('quadratic', 'torch')
