@@ -4,6 +4,7 @@
     python benchmarks/attention.py --compiled --write docs/results/attention.md
     python benchmarks/attention.py --json zen4.json --only times,memory
     python benchmarks/attention.py --write docs/results/attention.md zen4.json
+    python benchmarks/attention.py --threads 1 --against ../older/src
 
 The second measures everything, in about ten minutes on two idle cores, and writes the
 section of this processor; the sections of others stay. So does the last, with records
@@ -16,7 +17,8 @@ survives it better. Peak memory is that of a process of its own, above what it n
 before its inputs. A file of `--json` collects the parts of one processor; to see a
 narrower one, run with `ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2
 ONEDNN_MAX_CPU_ISA=AVX2 NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx2,+fma` and a
-`--label` that says so.
+`--label` that says so. `--against` races the sources of another tree, process by
+process in turn, in a few cells where forms are close to each other.
 """
 
 import argparse
@@ -26,6 +28,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Hashable
 from pathlib import Path
@@ -231,6 +234,47 @@ def time_shapes(args: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
+def time_close(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time the cells in which forms are close, or an older tree was faster."""
+    small = [(dim, 64, 512) for dim in (32, 64)]
+    usual = [(DIM, FEATURES, length) for length in (128, 512, 2048)]
+    return [
+        Cell(1, kind, passes, length, dim, features).run(args, peers=False)
+        for kind in ("bidirectional", "causal")
+        for passes in (0, 1)
+        for dim, features, length in [*small, *usual]
+    ]
+
+
+def race_trees(args: argparse.Namespace) -> None:
+    """Race the sources of two trees; print how many times as fast this one is."""
+    here = Path(__file__).parents[1] / "src"
+    trees = {"this": here, "other": args.against.resolve()}
+    best: dict[str, list[dict[str, Any]]] = {}
+    command = [sys.executable, __file__, "--only", "close"]
+    command += ["--threads", str(args.threads)] if args.threads else []
+    for turn in range(args.rounds):
+        for name, tree in trees.items():
+            print(f"round {turn + 1} of {args.rounds}: {tree}", flush=True)
+            with tempfile.TemporaryDirectory() as folder:
+                file, path = Path(folder) / "times.json", {"PYTHONPATH": str(tree)}
+                run = [*command, "--json", str(file)]
+                subprocess.run(
+                    run, check=True, env=os.environ | path, stdout=subprocess.DEVNULL
+                )
+                found = json.loads(file.read_text())["close"]
+            for old, new in zip(best.setdefault(name, found), found, strict=True):
+                old["ms"] = {n: min(ms, new["ms"][n]) for n, ms in old["ms"].items()}
+    for ours, theirs in zip(best["this"], best["other"], strict=True):
+        cell = Cell(*(ours[field] for field in Cell._fields))
+        cells = [f"{n} {theirs['ms'][n] / ms:.3f}" for n, ms in ours["ms"].items()]
+        cells += [
+            f"{n} over torch {ours['ms'][f'torch {n}'] / ours['ms'][n]:.3f}"
+            for n in OURS
+        ]
+        print(f"{' '.join(map(str, cell))}: {', '.join(cells)}")
+
+
 def time_packed(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Time sentences and paragraphs of mixed lengths, against padded SDPA."""
     rows = []
@@ -387,7 +431,7 @@ def crossover(rows: list[dict[str, Any]], name: str) -> float:
 def multiplications(row: dict[str, Any]) -> float:
     """Divide ours by those of SDPA."""
     n, dim, causal = row["length"], row["dim"], row["kind"] == "causal"
-    work = tuning.Work(2 * n, n * n, n, dim, dim, row["features"])  # of one head
+    work = tuning.Work(2 * n, n * n, dim, dim, row["features"])  # of one head
     kinds = ("causal",) if causal else ("linear", "quadratic")
     return min(map(work.products, kinds)) / (n * n * dim * (1 if causal else 2))
 
@@ -603,12 +647,17 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true", help="also torch.compile")
     parser.add_argument("--threads", type=int, help="threads of torch")
     parser.add_argument("--write", type=Path, help="the page of tables to write to")
+    parser.add_argument("--against", type=Path, help="the src of a tree to race")
+    parser.add_argument("--rounds", type=int, default=5, help="of that race")
     parser.add_argument("records", type=Path, nargs="*", help="write these instead")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.records:
         records = [json.loads(path.read_text()) for path in args.records]
         write_sections(args.write, records)
+        return
+    if args.against:
+        race_trees(args)
         return
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -626,8 +675,8 @@ def main() -> None:
     print(record["about"], f"Model {tuning.identity()}.")
     if args.json and args.json.exists():
         record = json.loads(args.json.read_text()) | record
-    measures = (time_forms, time_shapes, time_packed, memory, decode)
-    for part, measure in zip(PARTS, measures, strict=True):
+    measures = (time_forms, time_shapes, time_packed, memory, decode, time_close)
+    for part, measure in zip((*PARTS, "close"), measures, strict=True):
         if part in args.only.split(","):
             record[part] = measure(args)
             if args.json:
