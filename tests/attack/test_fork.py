@@ -24,7 +24,7 @@ from coulomb.attention import KernelAttention
 
 warnings.simplefilter("ignore")  # of forking with threads: that is what is tested
 torch.set_num_threads(2)
-X = np.random.default_rng(0).normal(size=(300, 4))
+X = np.random.default_rng(0).normal(size=(100, 4))
 y = X[:, 0] * X[:, 1] > 0
 layer = KernelAttention(32, 2, n_features=64, batch_first=True, generator=0)
 tokens = torch.randn(4, 256, 32, generator=torch.Generator().manual_seed(0))
@@ -32,7 +32,7 @@ tokens = torch.randn(4, 256, 32, generator=torch.Generator().manual_seed(0))
 
 def fit(seed=0):
     sampler = CoulombSampler(
-        16, gamma="scale", coordinates="all", max_iter=20, pursuit=0, random_state=seed
+        16, gamma="scale", coordinates="all", max_iter=3, pursuit=0, random_state=seed
     )
     return sampler.fit(X, y).transform(X)
 
@@ -77,7 +77,7 @@ from torch.utils.data import DataLoader, Dataset
 
 class Rows(Dataset):
     def __len__(self):
-        return 4
+        return 2
 
     def __getitem__(self, number):
         return work()

@@ -109,7 +109,7 @@ def test_data_take_the_type_of_the_samples(rng):
 
 
 def test_the_cache_notices_changes_in_called_files(tmp_path):
-    # The loop that is cached is in one file, the sine that it calls in another.
+    # The loop that is cached is in one file, the exponential it calls in another.
     shutil.copytree(
         SOURCE / "coulomb",
         tmp_path / "coulomb",
@@ -117,11 +117,11 @@ def test_the_cache_notices_changes_in_called_files(tmp_path):
     )
     code = """
         import numpy as np
-        from coulomb.kernels import particle_loops as loops
-        x = np.zeros((1, 1, 32)); x[:] = 0.5
-        out, slope = np.zeros(1), np.zeros((1, 1))
-        loops.fourier_range(0, 1, np.ones((1, 1)), x, x, 32, 1.0, out, slope)
-        print(sum(loops.fourier_range.stats.cache_hits.values()), out[0])
+        from coulomb.kernels import encoder_rows as loops
+        x = np.full((1, 8), 0.5, np.float32)
+        out = np.zeros_like(x)
+        loops.gelu_rows(x, np.zeros(8, np.float32), (0, 0, 1.0), out)
+        print(sum(loops.gelu_rows.stats.cache_hits.values()), out[0, 0])
         """
     runs = [run(code, PYTHONPATH=str(tmp_path)) for _ in range(2)]
     before, again = (result.stdout.split() for result in runs)
@@ -129,7 +129,7 @@ def test_the_cache_notices_changes_in_called_files(tmp_path):
     assert before[1] == again[1]
     source = tmp_path / "coulomb/kernels/math.py"
     text = source.read_text()
-    changed = text.replace("c = 1.0 + u", "c = 2.0 + u")
+    changed = text.replace("power = _ONE + r", "power = _TWO + r")
     assert changed != text
     source.write_text(changed)
     after = run(code, PYTHONPATH=str(tmp_path)).stdout.split()
