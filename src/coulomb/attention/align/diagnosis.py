@@ -325,8 +325,7 @@ def diagnose(
         judged_by=held_out.score.label(),
     )
     share = found.label_share
-    by_labels = share is None or share > MOST
-    return replace(found, learned=found.learned and by_labels)
+    return found if share is None or share > MOST else replace(found, learned=False)
 
 
 def label_cosines(

@@ -393,8 +393,7 @@ class Network:
         parameters = {name: p.detach() for name, p in self.model.named_parameters()}
         parameters.update(self.free)
         for key, part in zip(self.layers.keys, positions, strict=True):
-            like = parameters.get(key, part)
-            parameters[key] = part.to(like.dtype)
+            parameters[key] = part.to(parameters.get(key, part).dtype)
         names = [self.output] if self.output else []
         if self.output is None:
             names = list(self.layers.names)
@@ -499,11 +498,13 @@ class View:
         every = self.level in ("layer", "head")
         chosen = outputs if every else outputs[-1:]
         picked = [self._pick(out, batch, pairwise) for out in chosen]
-        if self.level == "head":  # (heads, *groups, n, dim)
-            for number, rows in enumerate(picked):
-                split = rows.features.reshape(*rows.features.shape[:-1], heads, -1)
-                picked[number] = rows._replace(features=split.movedim(-2, 0))
-        return picked
+        if self.level != "head":
+            return picked
+        split = [rows.features.unflatten(-1, (heads, -1)) for rows in picked]
+        return [  # (heads, *groups, n, dim)
+            rows._replace(features=part.movedim(-2, 0))
+            for rows, part in zip(picked, split, strict=True)
+        ]
 
     def _pick(self, out: Tensor, batch: Batch, pairwise: bool) -> Rows:
         labels, mask = batch.labels, batch.key_mask
@@ -603,12 +604,12 @@ class ModelAlignment(AbstractObjective):
 
     def score_rows(self, picked: Sequence[Rows]) -> Tensor:
         """Average the score over layers and groups."""
-        values = []
-        for rows in picked:
-            if rows.features.shape[-2] < 2:
-                values.append(0 * rows.features.sum())
-            else:
-                values.append(self.score(rows).mean())
+        values = [
+            self.score(rows).mean()
+            if rows.features.shape[-2] > 1
+            else 0 * rows.features.sum()
+            for rows in picked
+        ]
         return torch.stack(values).mean()
 
     def field(self, particles: Particles) -> Field:

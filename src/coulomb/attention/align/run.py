@@ -36,16 +36,8 @@ from coulomb.attention.align.problem import (
     build_problem,
 )
 from coulomb.attention.layers.base import in_mode
-from coulomb.dynamics import loop
-from coulomb.dynamics.langevin import (
-    AbstractGradientSampler,
-    AbstractSampler,
-    Info,
-    ProjectedLangevin,
-    State,
-    as_schedule,
-    clip_factors,
-)
+from coulomb.dynamics import langevin, loop
+from coulomb.dynamics.langevin import Info, State
 from coulomb.energy import Hamiltonian
 from coulomb.features import Particles
 from coulomb.objectives import AbstractObjective
@@ -101,14 +93,14 @@ def batch_of_step(step: int, numbers: Sequence[int], seed: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class BatchedSampler(AbstractSampler):
+class BatchedSampler(langevin.AbstractSampler):
     """The steps of a sampler, each on the next batch."""
 
     problem: Problem
     stats: DriftStats
 
     @cached_property
-    def sampler(self) -> AbstractGradientSampler:
+    def sampler(self) -> langevin.AbstractGradientSampler:
         """What moves the particles."""
         return self.problem.settings.build_sampler()
 
@@ -139,9 +131,9 @@ class BatchedSampler(AbstractSampler):
 
     def _add_up(self, state: State, pull: Tensor, gradient: Tensor, info: Info) -> None:
         size = self.sampler.step_size
-        if isinstance(self.sampler, ProjectedLangevin):
+        if isinstance(self.sampler, langevin.ProjectedLangevin):
             # Clipping shortens all parts of the drift alike.
-            kept = clip_factors(gradient, self.sampler.clip)
+            kept = langevin.clip_factors(gradient, self.sampler.clip)
             self.stats.drift -= size * (kept * pull).double()
         else:
             # Preconditioned, the drift is no sum over its parts: all of it counts.
@@ -149,7 +141,7 @@ class BatchedSampler(AbstractSampler):
             positions = state.particles.positions
             carried = (positions + info.drift_vectors) - positions
             self.stats.drift += carried.double()
-        beta = as_schedule(self.sampler.inverse_temperature)(state.step)
+        beta = langevin.as_schedule(self.sampler.inverse_temperature)(state.step)
         self.stats.noise += 2 * size / beta
 
 
@@ -448,9 +440,16 @@ def _init_run(
     run.state = run.state._replace(particles=Particles(positions))
     stats = DriftStats.of(positions)
     norms = (_mean_norm(read), _mean_norm(positions))
-    if "align.seed" in extra:
-        sizes = {"align.seed": (), "align.noise": (), "align.norms": (2,)}
-        sizes |= dict.fromkeys(("align.start", "align.drift"), tuple(read.shape))
+    sizes = {"align.seed": (), "align.noise": (), "align.norms": (2,)}
+    sizes |= dict.fromkeys(("align.start", "align.drift"), tuple(read.shape))
+    for name, free in network.free.items():
+        if f"align.free.{name}" not in extra:
+            raise ParameterError(
+                f"`resume` must hold {name!r}, which `also` moves; it does not. Write "
+                "it with AlignmentResult.save."
+            )
+        sizes[f"align.free.{name}"] = tuple(free.shape)
+    if extra.keys() & sizes.keys():
         for name, size in sizes.items():
             if name not in extra or tuple(extra[name].shape) != size:
                 raise FileFormatError(
@@ -467,19 +466,8 @@ def _init_run(
             float(extra["align.noise"]),
         )
         norms = (float(extra["align.norms"][0]), float(extra["align.norms"][1]))
-    for name in network.free:
-        if f"align.free.{name}" not in extra:
-            raise ParameterError(
-                f"`resume` must hold {name!r}, which `also` moves; it does not. Write "
-                "it with AlignmentResult.save."
-            )
-        given, free = extra[f"align.free.{name}"], network.free[name]
-        if given.shape != free.shape:
-            raise FileFormatError(
-                f"{resume} is a damaged run: {name!r} must have the shape "
-                f"{tuple(free.shape)}; got {tuple(given.shape)}."
-            )
-        network.free[name] = given.to(free)
+    for name, free in network.free.items():
+        network.free[name] = extra[f"align.free.{name}"].to(free)
     return run, stats, norms
 
 

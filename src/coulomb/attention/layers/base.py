@@ -66,10 +66,9 @@ def empty_linear(n_in: int, n_out: int, **options: Any) -> nn.Linear:
 
 def reset_linear(linear: nn.Linear, *, generator: torch.Generator) -> None:
     """Draw a linear layer as torch does, weights and biases within `1 / sqrt(n_in)`."""
-    bound = 1 / math.sqrt(linear.in_features)
-    draw_uniform(linear.weight, bound, generator=generator)
-    if linear.bias is not None:
-        draw_uniform(linear.bias, bound, generator=generator)
+    for parameter in linear.parameters():
+        bound = 1 / math.sqrt(linear.in_features)
+        draw_uniform(parameter, bound, generator=generator)
 
 
 def make_linear(n_in: int, n_out: int, *, generator: torch.Generator) -> nn.Linear:
@@ -387,21 +386,18 @@ class AbstractAttention(nn.Module, ABC):
         tuple
             Queries, keys and values, `(batch, heads, length, head_dim)`.
         """
-        linear = functional.linear
+        linear, joint, bias = functional.linear, self.in_proj_weight, self.in_proj_bias
         parts: Sequence[Tensor]
         if self.qkv == "shared":
             assert self.v_proj_weight is not None
             parts = query, key, linear(value, self.v_proj_weight, self.v_proj_bias)
-        elif self.in_proj_weight is not None and query is key and key is value:
-            projected = linear(query, self.in_proj_weight, self.in_proj_bias)
-            parts = projected.chunk(3, dim=-1)
+        elif joint is not None and query is key and key is value:
+            parts = linear(query, joint, bias).chunk(3, dim=-1)
         else:
             separate = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
-            joint, bias = self.in_proj_weight, self.in_proj_bias
             weights: Sequence[Any] = separate if joint is None else joint.chunk(3)
             biases = [None] * 3 if bias is None else bias.chunk(3)
-            inputs = query, key, value
-            parts = list(map(linear, inputs, weights, biases))
+            parts = list(map(linear, (query, key, value), weights, biases))
         q, k, v = (
             x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
             for x in parts

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from coulomb import features
 from coulomb._support.checks import check_count
 from coulomb._support.errors import ParameterError
 from coulomb._support.seeds import make_generator
@@ -20,12 +21,7 @@ from coulomb.attention.layers.base import (
 from coulomb.attention.layers.kernel import AbstractFeatureAttention
 from coulomb.attention.ops.checks import must_be_traceable
 from coulomb.dynamics.initial import Orthogonal
-from coulomb.features import (
-    SOFTMAX_KERNEL_MAP,
-    AbstractFeatureMap,
-    Particles,
-    as_feature_map,
-)
+from coulomb.features import AbstractFeatureMap, Particles
 
 if TYPE_CHECKING:
     from coulomb.attention.encoder.packed import Dropout
@@ -225,7 +221,8 @@ class Performer(AbstractFeatureAttention):
         self._seed, self._draws, self._steps = state.tolist()
 
     def kernel(self) -> tuple[Particles, AbstractFeatureMap]:
-        return Particles(self.particles), as_feature_map(SOFTMAX_KERNEL_MAP)
+        kind = features.as_feature_map(features.SOFTMAX_KERNEL_MAP)
+        return Particles(self.particles), kind
 
 
 @attention_layers.add("linformer")

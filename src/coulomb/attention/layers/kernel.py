@@ -20,24 +20,11 @@ from coulomb.attention.layers.base import (
     check_input,
     real_keys,
 )
-from coulomb.attention.ops.api import (
-    kernel_attention,
-    kernel_weights,
-    packed_attention,
-)
+from coulomb.attention.ops import api, decoding
 from coulomb.attention.ops.checks import FeatureMap, must_be_traceable
-from coulomb.attention.ops.decoding import (
-    AttentionState,
-    decode_step,
-    init_state,
-    prefill,
-)
-from coulomb.dynamics.initial import (
-    AbstractLaw,
-    Orthogonal,
-    draw_phases,
-    starting_laws,
-)
+from coulomb.attention.ops.decoding import AttentionState
+from coulomb.dynamics import initial
+from coulomb.dynamics.initial import AbstractLaw
 from coulomb.features import (
     DEFAULT_MAP,
     SOFTMAX_KERNEL_MAP,
@@ -60,11 +47,11 @@ def _as_law(
     if start is None:
         # What imitates softmax is unbiased at unit variance and at no other.
         unit = feature_map.imitates_softmax
-        return Orthogonal(1.0 if unit else _START_NORM**2 / dim)
+        return initial.Orthogonal(1.0 if unit else _START_NORM**2 / dim)
     if isinstance(start, AbstractLaw):
         return start
     if isinstance(start, str):
-        return starting_laws.build(start)
+        return initial.starting_laws.build(start)
     raise ParameterTypeError(
         f"`start` must be a starting law, its name or None; got {start!r}."
     )
@@ -114,7 +101,7 @@ class AbstractFeatureAttention(AbstractAttention):
             self.count_pass()
         keys = self.as_key_particles()
         operands = q, k, v, *self.kernel(), key_mask
-        out = kernel_attention(*operands, key_particles=keys, causal=causal)
+        out = api.kernel_attention(*operands, key_particles=keys, causal=causal)
         return functional.dropout(out, self.dropout, self.training)
 
     def weights(
@@ -122,7 +109,7 @@ class AbstractFeatureAttention(AbstractAttention):
     ) -> Tensor:
         keys = self.as_key_particles()
         operands = q, k, *self.kernel(), key_mask
-        weights = kernel_weights(*operands, key_particles=keys, causal=causal)
+        weights = api.kernel_weights(*operands, key_particles=keys, causal=causal)
         return weights.to(q.dtype)
 
     def attend_packed(self, tokens: PackedTokens) -> Tensor:
@@ -131,7 +118,9 @@ class AbstractFeatureAttention(AbstractAttention):
         if out is None:
             keys, bounds = self.as_key_particles(), tokens.layout.cu_seqlens
             operands = *self.project_packed(tokens.states), *self.kernel(), bounds
-            out = packed_attention(*operands, key_particles=keys, causal=self.causal)
+            out = api.packed_attention(
+                *operands, key_particles=keys, causal=self.causal
+            )
             out = out.flatten(1)
         return tokens.dropout.drop(out, self.dropout)
 
@@ -238,7 +227,7 @@ class KernelAttention(AbstractFeatureAttention):
                 drawn = self.start.draw(*size, generator=source)
                 head.copy_(drawn if self.tied else drawn.repeat(1, 2))
             for phase in () if self.phases is None else self.phases:
-                phase.copy_(draw_phases(self.n_features, generator=source))
+                phase.copy_(initial.draw_phases(self.n_features, generator=source))
 
     def freeze_particles(self) -> None:
         """Let no gradient reach the particles; they are frozen at the start."""
@@ -291,7 +280,7 @@ class KernelAttention(AbstractFeatureAttention):
         q, k, v = self.project(x, x, x)
         out = self.join(self.attend(q, k, v, key_mask, causal=True))
         particles = self.as_key_particles() or self.as_particles()
-        return out, prefill(k, v, particles, self.feature_map, key_mask)
+        return out, decoding.prefill(k, v, particles, self.feature_map, key_mask)
 
     def decode(
         self, x: Tensor, state: AttentionState | None = None
@@ -324,17 +313,12 @@ class KernelAttention(AbstractFeatureAttention):
         q, k, v = self.project(rows, rows, rows)
         particles = self.as_particles()
         if state is None:
-            state = init_state(
-                particles,
-                self.feature_map,
-                batch=x.shape[0],
-                heads=self.num_heads,
-                dim_v=self.head_dim,
-            )
+            sizes = {"batch": len(x), "heads": self.num_heads, "dim_v": self.head_dim}
+            state = decoding.init_state(particles, self.feature_map, **sizes)
         token = q[:, :, 0], k[:, :, 0], v[:, :, 0]
         operands = *token, particles, self.feature_map
         keys = self.as_key_particles()
-        out, state = decode_step(state, *operands, key_particles=keys)
+        out, state = decoding.decode_step(state, *operands, key_particles=keys)
         out = functional.dropout(out, self.dropout, self.training)
         return self.join(out.unsqueeze(2)).squeeze(1), state
 
