@@ -2,6 +2,8 @@
 
 import json
 import os
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -186,6 +188,19 @@ def test_measuring_leaves_no_trace(inference, monkeypatch):
         assert torch.is_inference_mode_enabled() == inference
     assert torch.equal(torch.get_rng_state(), before)
     assert table.keys() == set(NAMES)
+
+
+def test_what_others_compute_meanwhile_does_not_count(monkeypatch):
+    clock = {"wall": 0.0, "own": 0.0}
+
+    def call(wall, own):
+        clock["wall"] += wall
+        clock["own"] += own
+
+    times = {"perf_counter": lambda: clock["wall"], "thread_time": lambda: clock["own"]}
+    monkeypatch.setattr(tuning, "time", SimpleNamespace(**times))
+    calls = {"fast": partial(call, 0.3, 0.25), "slow": partial(call, 0.1, 0.5)}
+    assert tuning._race(calls) == {"fast": 0.25, "slow": 0.5}
 
 
 def test_processors_have_names():
