@@ -498,13 +498,11 @@ class View:
         every = self.level in ("layer", "head")
         chosen = outputs if every else outputs[-1:]
         picked = [self._pick(out, batch, pairwise) for out in chosen]
-        if self.level != "head":
-            return picked
-        split = [rows.features.unflatten(-1, (heads, -1)) for rows in picked]
-        return [  # (heads, *groups, n, dim)
-            rows._replace(features=part.movedim(-2, 0))
-            for rows, part in zip(picked, split, strict=True)
-        ]
+        if self.level == "head":  # (heads, *groups, n, dim)
+            for number, rows in enumerate(picked):
+                split = rows.features.reshape(*rows.features.shape[:-1], heads, -1)
+                picked[number] = rows._replace(features=split.movedim(-2, 0))
+        return picked
 
     def _pick(self, out: Tensor, batch: Batch, pairwise: bool) -> Rows:
         labels, mask = batch.labels, batch.key_mask
