@@ -21,7 +21,7 @@ from torch import Tensor
 from coulomb import kernels
 from coulomb._support.checks import Registry, check_count, check_real
 from coulomb._support.errors import ParameterError
-from coulomb._support.ranks import ALONE, Ranks
+from coulomb._support.ranks import Ranks
 from coulomb.kernels.particles import CLOSEST, index_directions, riesz_sums
 
 __all__ = [
@@ -222,7 +222,7 @@ class AbstractPairSum(ABC):
     """
 
     random: ClassVar[bool] = False
-    ranks: Ranks
+    ranks: Ranks | None
 
     def __call__(
         self,
@@ -250,7 +250,8 @@ class AbstractPairSum(ABC):
         flat = positions.reshape(-1, *positions.shape[-2:])
         fields = [self._sum(interaction, group, generator) for group in flat]
         potential, gradient = map(torch.stack, zip(*fields, strict=True))
-        self.ranks.add([potential, gradient])
+        if self.ranks is not None:
+            self.ranks.add([potential, gradient])
         return PairField(
             potential.reshape(positions.shape[:-1]), gradient.reshape(positions.shape)
         )
@@ -289,7 +290,7 @@ class ExactSum(AbstractPairSum):
 
     tile: int = 2048
     threads: int | None = None
-    ranks: Ranks = field(default=ALONE, repr=False)
+    ranks: Ranks | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_count("tile", self.tile)
@@ -300,7 +301,7 @@ class ExactSum(AbstractPairSum):
         positions: Tensor,
         generator: torch.Generator | None,
     ) -> PairField:
-        rows = self.ranks.block(len(positions))
+        rows = _block(self.ranks, len(positions))
         if isinstance(interaction, Riesz) and _compiled_pays(positions):
             potential, gradient = riesz_sums(
                 positions.detach().contiguous().numpy(),
@@ -330,7 +331,7 @@ class RandomBatchSum(AbstractPairSum):
     """
 
     batch_size: int = 128
-    ranks: Ranks = field(default=ALONE, repr=False)
+    ranks: Ranks | None = field(default=None, repr=False)
     random: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -369,7 +370,7 @@ class FarFieldSum(AbstractPairSum):
     """
 
     batch_size: int = 16
-    ranks: Ranks = field(default=ALONE, repr=False)
+    ranks: Ranks | None = field(default=None, repr=False)
     random: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -384,7 +385,7 @@ class FarFieldSum(AbstractPairSum):
         if bool((positions == positions[:1]).all()):  # one place: there is no far field
             return ExactSum(ranks=self.ranks)._sum(interaction, positions, None)
         expansion = _expand(interaction, positions)
-        far, rows = expansion.total(), self.ranks.block(len(positions))
+        far, rows = expansion.total(), _block(self.ranks, len(positions))
         for part in far:  # what others compute
             part[: rows.start] = 0
             part[rows.stop :] = 0
@@ -428,6 +429,11 @@ def pair_energy(
     pair_sum = pair_sum or ExactSum()
     found = pair_sum(interaction, positions, generator=generator)
     return 0.5 * found.potential.mean(dim=-1)
+
+
+def _block(ranks: Ranks | None, count: int) -> slice:
+    """Give this process its part of a range, all of it without others."""
+    return slice(0, count) if ranks is None else ranks.block(count)
 
 
 # Above this many dimensions matrix products beat explicit differences.
@@ -553,7 +559,7 @@ def _grouped_sum(
     positions: Tensor,
     batch_size: int,
     generator: torch.Generator | None,
-    ranks: Ranks,
+    ranks: Ranks | None,
     *,
     minus: "_Expansion | None" = None,
 ) -> PairField:
@@ -565,7 +571,7 @@ def _grouped_sum(
         return PairField(potential, gradient)
     centred = positions - positions.mean(dim=0)
     for groups in _random_groups(count, batch_size, generator):
-        size, groups = groups.shape[1], groups[ranks.block(len(groups))]
+        size, groups = groups.shape[1], groups[_block(ranks, len(groups))]
         for chunk in torch.split(groups, max(1, _CHUNK // size**2)):
             members = centred[chunk]
             values, slopes, together = _group_terms(interaction, members)
