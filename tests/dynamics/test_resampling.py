@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from coulomb._support.errors import ParameterError
-from coulomb.dynamics.resampling import (
+from coulomb.dynamics.initial import (
     choose_uniformly,
     effective_sample_size,
     gibbs_weights,

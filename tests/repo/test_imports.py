@@ -45,6 +45,7 @@ def test_unknown_names():
 OLD_PATHS = {
     "coulomb.attention.windows": "window_particles",
     "coulomb.dynamics.preconditioned": "AdamLangevin",
+    "coulomb.dynamics.resampling": "gibbs_weights",
     "coulomb.dynamics.schedules": "Annealed",
     "coulomb.dynamics.stopping": "Settled",
     "coulomb.experiments.sample": "write_sample",

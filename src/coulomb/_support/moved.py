@@ -18,6 +18,7 @@ from typing import Any
 MOVED = {
     "coulomb.attention.windows": "coulomb.attention.align.starts",
     "coulomb.dynamics.preconditioned": "coulomb.dynamics.langevin",
+    "coulomb.dynamics.resampling": "coulomb.dynamics.initial",
     "coulomb.dynamics.schedules": "coulomb.dynamics.langevin",
     "coulomb.dynamics.stopping": "coulomb.dynamics.loop",
     "coulomb.experiments.sample": "coulomb.experiments.runner",
