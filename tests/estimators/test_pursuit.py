@@ -8,7 +8,7 @@ from sklearn.linear_model import RidgeClassifierCV
 
 from coulomb import CoulombSampler
 from coulomb._support.errors import ParameterError
-from coulomb.estimators.selection import (
+from coulomb.estimators.learning import (
     complete,
     furthest_gain,
     held_out_losses,

@@ -1,8 +1,8 @@
 """What the estimators share: columns and targets, random Fourier features, saving."""
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -130,6 +130,7 @@ class SavedEstimator:
             raise
 
 
+@dataclass(eq=False, repr=False)
 class AbstractFourierSampler(
     SavedEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 ):
@@ -153,9 +154,11 @@ class AbstractFourierSampler(
         The bandwidth on the scaled inputs, `exp(-gamma |z - z'|^2)`.
     """
 
-    n_components: int
-    gamma: str | float
-    standardize: bool
+    n_components: int = 100
+    _: KW_ONLY
+    gamma: str | float = "scale"
+    standardize: bool = True
+    random_state: Any = None
     _supervised: ClassVar[bool] = True
     _gammas: ClassVar[tuple[str, ...]] = ("scale",)
     _also_saved: ClassVar[tuple[str, ...]] = ("_varying",)
@@ -228,10 +231,19 @@ class AbstractFourierSampler(
         X, y, weight = self._check_rows(X, y, sample_weight, **least)
         check_memory("n_components", 16 * X.shape[1] * int(self.n_components))
         X, y, weight = drop_weightless(X, y, weight)
-        columns = describe_columns(X, weight, standardize=self.standardize)
-        self.mean_, self.scale_, self._varying = columns
-        self.gamma_ = self._resolve_gamma(X, weight)
+        needed = self.standardize or self.gamma == "scale"
+        self._set_columns(describe_columns(X, weight, standardize=needed))
         return X, y, weight
+
+    def _set_columns(self, columns: "Columns") -> None:
+        """Keep location, scale and bandwidth, or what leaves columns as they are."""
+        gamma = 1.0 / max(1, int(columns.varying.sum()))
+        if not self.standardize:
+            if self.gamma == "scale":
+                gamma = scale_gamma(columns)
+            columns = leave_columns(len(columns.mean))
+        self.mean_, self.scale_, self._varying = columns
+        self.gamma_ = gamma if isinstance(self.gamma, str) else float(self.gamma)
 
     def _check_rows(
         self, X: Any, y: Any, sample_weight: Any, **options: Any
@@ -273,13 +285,6 @@ class AbstractFourierSampler(
     def _check_gamma(self) -> None:
         if not is_name("gamma", self.gamma, *self._gammas):
             check_real("gamma", self.gamma, above=0, at_most=_SQUARABLE)
-
-    def _resolve_gamma(self, X: Any, weight: np.ndarray) -> float:
-        if not isinstance(self.gamma, str):
-            return float(self.gamma)
-        if self.standardize or self.gamma == "auto":
-            return 1.0 / max(1, int(self._varying.sum()))
-        return scale_gamma(X, weight)
 
     def _draw_features(
         self, law: AbstractLaw, count: int, generator: torch.Generator
@@ -433,6 +438,11 @@ def drop_weightless(X: Any, y: Any, weight: np.ndarray) -> tuple[Any, Any, np.nd
     return X[keep], None if y is None else y[keep], weight[keep]
 
 
+def leave_columns(count: int) -> Columns:
+    """Describe columns that are not to be changed."""
+    return Columns(np.zeros(count), np.ones(count), np.ones(count, dtype=bool))
+
+
 def describe_columns(
     X: Any, weight: np.ndarray, *, standardize: bool = True
 ) -> Columns:
@@ -448,11 +458,8 @@ def describe_columns(
     >>> columns.mean.tolist(), columns.scale.tolist(), columns.varying.tolist()
     ([2.0, 7.0], [1.0, 1.0], [True, False])
     """
-    n_columns = X.shape[1]
     if not standardize:
-        return Columns(
-            np.zeros(n_columns), np.ones(n_columns), np.ones(n_columns, dtype=bool)
-        )
+        return leave_columns(X.shape[1])
     largest = _largest(X)
     if largest.max(initial=0.0) > _LARGEST_VALUE:
         raise ParameterError(
@@ -466,26 +473,27 @@ def describe_columns(
     return Columns(mean, np.where(varying, scale, 1.0), varying)
 
 
-def scale_gamma(X: Any, weight: np.ndarray) -> float:
+def scale_gamma(columns: Columns) -> float:
     """Compute `1 / (p Var(X))` over all entries, as scikit-learn's "scale" does.
 
     Examples
     --------
-    >>> scale_gamma(np.array([[0.0, 2.0], [2.0, 0.0]]), np.ones(2))
+    >>> scale_gamma(describe_columns(np.array([[0.0, 2.0], [2.0, 0.0]]), np.ones(2)))
     0.5
     """
-    largest = _largest(X)
+    scale = np.where(columns.varying, columns.scale, 0.0)
+    largest = np.maximum(np.abs(columns.mean), scale)
     unit = largest.max()
     if unit == 0:
         return 1.0
     if not 1 / _SQUARABLE < unit < _SQUARABLE:
         raise ParameterError(
-            f"Column {int(largest.argmax())} of `X` holds values up to {unit:.3g}, "
+            f"Column {int(largest.argmax())} of `X` holds values like {unit:.3g}, "
             "whose variance is out of range; use `standardize=True` or rescale it."
         )
-    mean, variance = _moments(X, weight / weight.sum(), np.full(X.shape[1], unit))
-    total = (variance + (mean - mean.mean()) ** 2).mean() * unit**2
-    return float(1.0 / (X.shape[1] * total)) if total > 0 else 1.0
+    mean = columns.mean / unit
+    total = ((scale / unit) ** 2 + (mean - mean.mean()) ** 2).mean() * unit**2
+    return float(1.0 / (len(mean) * total)) if total > 0 else 1.0
 
 
 class Target(NamedTuple):
@@ -695,8 +703,8 @@ def _encode(name: str, value: Any) -> Any:
         return None  # a generator has moved on since; the features are in the file
     kinds = AbstractDomain | AbstractInteraction | AbstractFeatureMap
     if isinstance(value, kinds) and type(value).__name__ in _CLASSES:
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}  # type: ignore[arg-type]
-        return {"class": type(value).__name__, "fields": fields}
+        found = {f.name: getattr(value, f.name) for f in fields(value)}  # type: ignore[arg-type]
+        return {"class": type(value).__name__, "fields": found}
     if isinstance(value, AbstractFourierSampler):
         return {"sampler": type(value).__name__, "settings": _encode_settings(value)}
     if isinstance(value, dict):

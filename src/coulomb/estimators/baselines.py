@@ -1,6 +1,7 @@
 """Baselines: orthogonal and importance-sampled features, multiple-kernel learning."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -31,8 +32,7 @@ from coulomb._support.checks import (
 )
 from coulomb._support.errors import ParameterError, ParameterTypeError, shown
 from coulomb._support.seeds import make_generator
-from coulomb.dynamics.initial import Gaussian, Orthogonal
-from coulomb.dynamics.resampling import resamplers
+from coulomb.dynamics.initial import Gaussian, Orthogonal, resamplers
 from coulomb.estimators.base import (
     AbstractFourierSampler,
     describe_columns,
@@ -41,6 +41,7 @@ from coulomb.estimators.base import (
 )
 
 
+@dataclass(eq=False, repr=False)
 class OrthogonalSampler(AbstractFourierSampler):
     """Random Fourier features whose frequencies are orthogonal in blocks.
 
@@ -88,19 +89,6 @@ class OrthogonalSampler(AbstractFourierSampler):
 
     _supervised = False
 
-    def __init__(
-        self,
-        n_components: int = 100,
-        *,
-        gamma: str | float = "scale",
-        standardize: bool = True,
-        random_state: Any = None,
-    ) -> None:
-        self.n_components = n_components
-        self.gamma = gamma
-        self.standardize = standardize
-        self.random_state = random_state
-
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Learn the columns and draw the features.
 
@@ -131,6 +119,7 @@ _SELECTIONS = (*resamplers, "top")
 _MAX_BISECTIONS = 200
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ImportanceSampler(AbstractFourierSampler):
     """Random Fourier features reweighted by their alignment with the labels.
 
@@ -203,28 +192,11 @@ class ImportanceSampler(AbstractFourierSampler):
     ((200, 50), 167)
     """
 
-    def __init__(
-        self,
-        n_components: int = 100,
-        *,
-        n_candidates: int = 10_000,
-        divergence: float = 0.005,
-        tol: float = 1e-10,
-        gamma: str | float = "scale",
-        standardize: bool = True,
-        selection: str = "stratified",
-        target: str = "auto",
-        random_state: Any = None,
-    ) -> None:
-        self.n_components = n_components
-        self.n_candidates = n_candidates
-        self.divergence = divergence
-        self.tol = tol
-        self.gamma = gamma
-        self.standardize = standardize
-        self.selection = selection
-        self.target = target
-        self.random_state = random_state
+    n_candidates: int = 10_000
+    divergence: float = 0.005
+    tol: float = 1e-10
+    selection: str = "stratified"
+    target: str = "auto"
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Score the candidates against the labels and keep some.
@@ -407,8 +379,15 @@ class _Kernels:
         return mixed
 
 
+@dataclass(eq=False, repr=False)
 class _MultipleKernels(BaseEstimator):
     """What the classifier and the regressor share: the columns and the mixture."""
+
+    gammas: Sequence[float] = (0.1, 0.3, 0.7, 1.0, 1.3, 1.6)
+    _: KW_ONLY
+    standardize: bool = False
+    method: str = "alignf"
+    kernels: Sequence[Kernel] | None = None
 
     def _learn(self, X: np.ndarray, y: Any, target: str) -> np.ndarray:
         """Learn the weights of the kernels; give the mixed kernel of the data."""
@@ -465,6 +444,7 @@ class _MultipleKernels(BaseEstimator):
             return self._kernels.mix(self.kernel_weights_, scaled, self._X)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class MultipleKernelClassifier(ClassifierMixin, _MultipleKernels):
     """A support vector machine on a learned mixture of kernels.
 
@@ -540,24 +520,9 @@ class MultipleKernelClassifier(ClassifierMixin, _MultipleKernels):
     (True, (6,))
     """
 
-    def __init__(
-        self,
-        gammas: Sequence[float] = (0.1, 0.3, 0.7, 1.0, 1.3, 1.6),
-        *,
-        C: float = 1.0,
-        standardize: bool = False,
-        method: str = "alignf",
-        kernels: Sequence[Kernel] | None = None,
-        regularization: float = 0.1,
-        probability: bool = False,
-    ) -> None:
-        self.gammas = gammas
-        self.C = C
-        self.standardize = standardize
-        self.method = method
-        self.kernels = kernels
-        self.regularization = regularization
-        self.probability = probability
+    C: float = 1.0
+    regularization: float = 0.1
+    probability: bool = False
 
     def fit(self, X: Any, y: Any) -> Self:
         """Learn the weights of the kernels, then the machine.
@@ -653,6 +618,7 @@ class MultipleKernelClassifier(ClassifierMixin, _MultipleKernels):
         return self._odds.predict_proba(_as_columns(decisions))
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class MultipleKernelRegressor(RegressorMixin, _MultipleKernels):
     """Kernel ridge regression on a learned mixture of kernels.
 
@@ -693,20 +659,7 @@ class MultipleKernelRegressor(RegressorMixin, _MultipleKernels):
     True
     """
 
-    def __init__(
-        self,
-        gammas: Sequence[float] = (0.1, 0.3, 0.7, 1.0, 1.3, 1.6),
-        *,
-        alpha: float = 1.0,
-        standardize: bool = False,
-        method: str = "alignf",
-        kernels: Sequence[Kernel] | None = None,
-    ) -> None:
-        self.gammas = gammas
-        self.alpha = alpha
-        self.standardize = standardize
-        self.method = method
-        self.kernels = kernels
+    alpha: float = 1.0
 
     def fit(self, X: Any, y: Any) -> Self:
         """Learn the weights of the kernels, then the machine.

@@ -3,7 +3,7 @@
 import copy
 import math
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -45,6 +45,7 @@ from coulomb.estimators.chunked import (
 )
 from coulomb.estimators.learning import (
     ENOUGH_TO_CHOOSE,
+    LAWS,
     FitData,
     Learned,
     LearningSettings,
@@ -53,7 +54,6 @@ from coulomb.estimators.learning import (
     draw_random_features,
     learn,
 )
-from coulomb.estimators.selection import LAWS
 from coulomb.features import (
     DEFAULT_ESTIMATOR_MAP,
     Particles,
@@ -114,6 +114,7 @@ class ScaledRows(NamedTuple):
     weight: np.ndarray
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CoulombSampler(AbstractFourierSampler):
     """Random Fourier features whose frequencies are moved by the labels.
 
@@ -250,60 +251,28 @@ class CoulombSampler(AbstractFourierSampler):
 
     _gammas = ("auto", "scale")
 
-    def __init__(
-        self,
-        n_components: int = 100,
-        *,
-        n_particles: int | None = None,
-        gamma: str | float = "auto",
-        coordinates: str | int = "auto",
-        inverse_temperature: str | float = "auto",
-        n_candidates: int | None = 4000,
-        max_iter: int = 50,
-        tol: float = 0.0,
-        step_size: str | float = "auto",
-        interaction: Any = "log",
-        interaction_strength: float = 1e-3,
-        domain: Any = "space",
-        clip: float = 1.0,
-        prior: bool = True,
-        feature_map: Any = DEFAULT_ESTIMATOR_MAP,
-        batch_size: Any = "auto",
-        labels: str = "centred",
-        target: str = "auto",
-        resample: str = "uniform",
-        pursuit: str | int = "auto",
-        objective: str = "auto",
-        stopping: str = "settled",
-        standardize: bool = True,
-        random_state: Any = None,
-        verbose: int = 0,
-    ) -> None:
-        self.n_components = n_components
-        self.n_particles = n_particles
-        self.gamma = gamma
-        self.coordinates = coordinates
-        self.inverse_temperature = inverse_temperature
-        self.n_candidates = n_candidates
-        self.max_iter = max_iter
-        self.tol = tol
-        self.step_size = step_size
-        self.interaction = interaction
-        self.interaction_strength = interaction_strength
-        self.domain = domain
-        self.clip = clip
-        self.prior = prior
-        self.feature_map = feature_map
-        self.batch_size = batch_size
-        self.labels = labels
-        self.target = target
-        self.resample = resample
-        self.pursuit = pursuit
-        self.objective = objective
-        self.stopping = stopping
-        self.standardize = standardize
-        self.random_state = random_state
-        self.verbose = verbose
+    n_particles: int | None = None
+    gamma: str | float = "auto"
+    coordinates: str | int = "auto"
+    inverse_temperature: str | float = "auto"
+    n_candidates: int | None = 4000
+    max_iter: int = 50
+    tol: float = 0.0
+    step_size: str | float = "auto"
+    interaction: Any = "log"
+    interaction_strength: float = 1e-3
+    domain: Any = "space"
+    clip: float = 1.0
+    prior: bool = True
+    feature_map: Any = DEFAULT_ESTIMATOR_MAP
+    batch_size: Any = "auto"
+    labels: str = "centred"
+    target: str = "auto"
+    resample: str = "uniform"
+    pursuit: str | int = "auto"
+    objective: str = "auto"
+    stopping: str = "settled"
+    verbose: int = 0
 
     @classmethod
     def paper(cls, n_components: int = 200, **changes: Any) -> Self:
@@ -376,21 +345,6 @@ class CoulombSampler(AbstractFourierSampler):
         if target.classes is not None:
             target = read_target(y, target="classes", classes=summary.classes)
         return ScaledRows(X, target, weight)
-
-    def _set_columns(self, columns: Columns) -> None:
-        mean, scale, varying = columns
-        if self.standardize:
-            self.mean_, self.scale_, self._varying = columns
-            self.gamma_ = 1.0 / max(1, int(varying.sum()))
-        else:
-            self.mean_, self.scale_ = np.zeros_like(mean), np.ones_like(scale)
-            self._varying = np.ones_like(varying)
-            # The variance of all entries, as `scale_gamma` has it.
-            square = np.square(np.where(varying, scale, 0.0))
-            total = float((square + (mean - mean.mean()) ** 2).mean()) or 1 / len(mean)
-            self.gamma_ = 1.0 / (len(mean) * (total if self.gamma == "scale" else 1.0))
-        if not isinstance(self.gamma, str):
-            self.gamma_ = float(self.gamma)
 
     def _check_part(
         self, X: Any, y: Any, weight: Any
@@ -588,12 +542,9 @@ class CoulombSampler(AbstractFourierSampler):
 
     def _learn(self, rows: ScaledRows, settings: LearningSettings) -> None:
         x, target, _ = rows
-        if self._waits_for_classes(target):
-            self._keep_random(x.shape[1], settings)
-            return
-        sample = self._sample(rows)
-        if settings.max_iter == 0 or x.shape[1] == 0:
-            self._keep_random(x.shape[1], settings)
+        sample = None if self._waits_for_classes(target) else self._sample(rows)
+        if sample is None or settings.max_iter == 0 or x.shape[1] == 0:
+            self._keep_learned(draw_random_features(x.shape[1], settings))
             return
         order = torch.from_numpy(np.argsort(target.values, kind="stable"))
         # Repeated rows and integer weights are the same: only different rows count.
@@ -707,28 +658,16 @@ class CoulombSampler(AbstractFourierSampler):
         ]
         stage = learned.stage
         self.n_pursued_, self.scaled_ = stage.pursued, stage.factors is not None
-        self._store(stage.features)
-        if self.tol > 0 and reason is StopReason.MAX_STEPS:
+        weights, phases = stage.features
+        assert phases is not None
+        self._store_features(weights.numpy().T, phases.numpy())
+        if self.n_iter_ and self.tol > 0 and reason is StopReason.MAX_STEPS:
             warnings.warn(
                 f"CoulombSampler made all {self.max_iter} steps before `tol` = "
                 f"{self.tol} was reached; raise `max_iter` or `tol`.",
                 ConvergenceWarning,
                 stacklevel=4,
             )
-
-    def _keep_random(self, dim: int, settings: LearningSettings) -> None:
-        features, self.law_ = draw_random_features(dim, settings)
-        self.particles_ = self._embed(features.positions.numpy().T).T
-        self.n_pursued_, self.scaled_ = 0, False
-        self.n_iter_, self.history_, self.selection_ = 0, _columns_of([]), []
-        self.stop_reason_ = StopReason.MAX_STEPS.value
-        self.divergence_, self.inverse_temperature_ = 0.0, 0.0
-        self.effective_sample_size_ = float(settings.n_components)
-        self._store(features)
-
-    def _store(self, features: Particles) -> None:
-        assert features.phases is not None
-        self._store_features(features.positions.numpy().T, features.phases.numpy())
 
     def _dense(self, X: Any, weight: np.ndarray, target: Target) -> ScaledRows:
         """Standardise the columns that vary; of huge sparse data, of some rows."""

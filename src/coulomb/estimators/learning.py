@@ -7,10 +7,26 @@ complete each other; then the labels have been used to the full, so a part of th
 is held out from all of it and decides how far to go: whether the scales of the columns
 move (shared by all particles), how many features are pursued, and how many steps the
 particles make on their own.
+
+A *law* is where the frequencies come from: how many coordinates each lives on and how
+wide it spreads there. Laws do not see the labels, so the exact leave-one-out error of a
+ridge regression on features of a law judges it, at the cost of one fit. Few rows and
+features are enough to see which laws are hopeless; the others are compared on more.
+
+Particles that are drawn by their own energies know nothing of each other: where two say
+the same about the rows, one is wasted. *Pursued* features repel each other where it
+matters, in their values on the data: of a pool, the next feature is the one that lowers
+the squared error of a regression on all that are chosen already the most (orthogonal
+least squares),
+
+    argmax_k  |<f_k, R>|^2 / (|f_k|^2 + ridge),
+
+with R what the earlier ones leave of the labels and f_k what they leave of feature k.
+Few features gain much by it, many fit the noise of the labels.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,35 +40,20 @@ from torch import Tensor
 from coulomb._support.seeds import make_generator
 from coulomb.domains import AbstractDomain, Masked, Space
 from coulomb.dynamics import loop
-from coulomb.dynamics.initial import SpectralDraw, SpectralMixture, draw_phases
-from coulomb.dynamics.langevin import AdamLangevin, ProjectedLangevin, State
-from coulomb.dynamics.loop import AbstractStopRule, HeldOut, Settled, StopReason
-from coulomb.dynamics.resampling import (
+from coulomb.dynamics.initial import (
+    Component,
     Resampler,
+    SpectralDraw,
+    SpectralMixture,
     choose_uniformly,
+    draw_phases,
     effective_sample_size,
     gibbs_weights,
     temperature_of_divergence,
 )
+from coulomb.dynamics.langevin import AdamLangevin, ProjectedLangevin, State
+from coulomb.dynamics.loop import AbstractStopRule, HeldOut, Settled, StopReason
 from coulomb.energy import Hamiltonian
-from coulomb.estimators.selection import (
-    BROAD,
-    CAREFUL,
-    LARGEST_SINGLE_ANGLE,
-    LAWS,
-    REFERENCE,
-    Trial,
-    choose_law,
-    complete,
-    draw_from,
-    furthest_gain,
-    held_out_losses,
-    mean_loss,
-    pursue,
-    row_weights,
-    single,
-    thinned,
-)
 from coulomb.features import AbstractFeatureMap, Particles
 from coulomb.interactions import AbstractInteraction, ExactSum, FarFieldSum
 from coulomb.objectives import (
@@ -61,10 +62,43 @@ from coulomb.objectives import (
     Alignment,
     FourierAlignment,
     GaussianPrior,
+    LeaveOneOut,
     Sample,
     SharedScales,
 )
 
+# Multiples m of the "scale" bandwidth, and coordinates per particle (0: all).
+LAWS = {
+    "dense": SpectralMixture((Component(0, 1.0),)),
+    "smooth": SpectralMixture((Component(0, 0.5),)),
+    "smoother": SpectralMixture((Component(0, 0.25),)),
+    "smoothest": SpectralMixture((Component(0, 0.06),)),
+    "rough": SpectralMixture((Component(0, 2.0),)),
+    "rougher": SpectralMixture((Component(0, 4.0),)),
+    "pairs": SpectralMixture(
+        tuple(Component(k, m) for k in (1, 2) for m in (1.0, 2.0))
+    ),
+    "mixed": SpectralMixture(
+        tuple(Component(k, m) for k in (1, 2, 3, 0) for m in (1.0, 2.0))
+    ),
+    "wide": SpectralMixture(
+        tuple(Component(k, m) for k in (1, 2, 3, 0) for m in (4.0, 8.0, 16.0))
+    ),
+}
+# What the pool of `pursue` has beside the chosen law: every scale that may be of use.
+BROAD = SpectralMixture(
+    tuple(Component(k, m) for k in (1, 2, 3, 0) for m in (0.25, 0.5, 1.0, 2.0))
+)
+# What is taken unless another choice is better by 1.5 standard errors: the best of many
+# noisy scores is too often the luckiest.
+REFERENCE = "mixed"
+CAREFUL = 1.5
+LARGEST_SINGLE_ANGLE = 1e3  # rounded to 6e-5 in single precision
+_MOST_JUDGED = 512
+_RIDGE = 2.0  # the mean square of a feature is one
+# Rows and features of the first round of laws, and how many go to the second.
+_FIRST_ROWS, _FIRST_FEATURES, _SECOND_ROUND = 600, 128, 4
+_MOST_FEATURES = 256
 # Fewer different rows than this cannot tell laws apart.
 ENOUGH_TO_CHOOSE = 50
 _ROWS_TO_CHOOSE = 2000  # more rows change a choice little and cost much
@@ -160,6 +194,14 @@ class FitData(NamedTuple):
     distinct_rows: int  # how many different ones there are
 
 
+class Trial(NamedTuple):
+    """One law, scored."""
+
+    law: str
+    score: float
+    losses: Tensor  # (n,), squared error of each row by a fit that has not seen it
+
+
 class Stage(NamedTuple):
     """A point on the path of learning: scales, what was pursued, moves."""
 
@@ -229,7 +271,8 @@ def _search(
     """
     stages = [path.start() for path in paths]
     losses = _pooled(paths, stages)
-    variance = float(torch.cat([_spread(path.outside) for path in paths]).mean())
+    spread = torch.cat([label_variance(path.outside) for path in paths])
+    variance = float(spread.mean())
     judged, ends = [(stages[0], 1 - float(losses.mean()) / variance)], []
     for phase in phases:
         tried, found = [stages], [losses]
@@ -255,11 +298,6 @@ def _pooled(paths: list["_Path"], stages: list[Stage]) -> Tensor:
     return torch.cat([path.losses(stage) for path, stage in ways])
 
 
-def _spread(sample: Sample) -> Tensor:
-    centred = sample.labels - sample.probabilities @ sample.labels
-    return row_weights(sample) * centred.square().sum(dim=-1)
-
-
 class _Path:
     """The way of one set of rows: a law is bent, scales and particles move."""
 
@@ -272,6 +310,7 @@ class _Path:
             settings.n_components,
             generator=settings.generator("choice"),
         )
+        self.generator = settings.generator("moves")
         self.history: list[dict[str, Any]] = []
 
     @cached_property
@@ -279,11 +318,15 @@ class _Path:
         return self.fit.some_rows(_ROWS_TO_JUDGE)
 
     @cached_property
-    def moves(self) -> "_JointMoves":
-        """Prepare moves, in the precision that the angles allow."""
+    def objective(self) -> AbstractJoint:
+        """The energy of all features; a phase is the frequency of a constant column."""
+        assert self.fit.settings.joint is not None
         rows = self.fit.some_rows(_ROWS_TO_MOVE)
-        reach = self.candidates[0].positions
-        return _JointMoves(self.fit.settings, single(rows, reach))
+        rows = single(rows, self.candidates[0].positions)
+        x = torch.cat([rows.x, torch.ones_like(rows.x[:, :1])], dim=1)
+        return self.fit.settings.joint(
+            replace(rows, x=x), self.fit.settings.feature_map
+        )
 
     def losses(self, stage: Stage) -> Tensor:
         """Judge a stage on rows that it has not seen."""
@@ -306,7 +349,16 @@ class _Path:
 
     def scaled(self, stage: Stage) -> Iterator[Stage]:
         """Move the scales of the columns, which all particles share."""
-        for factors in self.moves.rescale(stage.features):
+        some = self.with_phase_column(stage.features.take(slice(_MOST_SCALED)))
+        free = torch.ones_like(some.positions[:1])
+        free[:, -1] = 0  # the phases stay
+        sampler = _adam(_SCALE_STEP_SIZE, free, some.n_particles)
+        start = Particles(torch.zeros_like(free))
+        run = loop.init_run(sampler, start, generator=self.generator)
+        energy = Hamiltonian(SharedScales(self.tuned(some), some))
+        for steps in _SCALE_MARKS:
+            loop.run(run, sampler, energy, loop.RunSettings(steps, record_every=steps))
+            factors = run.particles.positions[0, :-1].double().exp()
             features = _rescaled(stage.features, factors)
             yield stage._replace(features=features, factors=factors)
 
@@ -325,23 +377,51 @@ class _Path:
 
     def moved(self, stage: Stage) -> Iterator[Stage]:
         """Let every particle move on its own coordinates."""
-        settings = self.fit.settings
-        if stage.features.n_particles > _MOST_MOVING:
-            return
-        run = self.moves.begin(stage.features)
-        for steps in (mark for mark in _MARKS if mark <= settings.max_iter):
-            features = self.moves.go_on(run, steps)
-            self.history = run.history
+        if stage.features.n_particles <= _MOST_MOVING:
+            most = self.fit.settings.max_iter
+            yield from self.steps(stage, [mark for mark in _MARKS if mark <= most])
+
+    def steps(self, stage: Stage, marks: Sequence[int]) -> Iterator[Stage]:
+        """Move every particle, and give where they are at some steps."""
+        particles, settings = self.with_phase_column(stage.features), self.fit.settings
+        free = (particles.positions != 0).to(particles.positions)
+        free[:, -1] = 1
+        energy = Hamiltonian(
+            self.tuned(particles), settings.interaction, settings.strength
+        )
+        sampler = _adam(_PARTICLE_STEP_SIZE, free, settings.n_components)
+        run = loop.init_run(sampler, particles, generator=self.generator)
+        self.history = run.history
+        for steps in marks:
+            limits = loop.RunSettings(
+                steps, record_every=max(1, steps), progress=settings.progress
+            )
+            positions = loop.run(run, sampler, energy, limits).particles.positions
+            positions, phases = positions.double().tensor_split([-1], dim=1)
+            positions = settings.domain.project(positions)
+            features = Particles(positions, phases.squeeze(1))
             yield stage._replace(features=features, steps=steps)
+
+    def tuned(self, particles: Particles) -> AbstractJoint:
+        """Give the energy the penalty that suits the particles, by some of the rows."""
+        sample = self.objective.sample
+        some = sample.take(thinned(torch.arange(sample.size), _ROWS_TO_CHOOSE))
+        tuned = self.objective.on(some).with_best_penalty(particles)
+        return replace(tuned, sample=sample)
+
+    def with_phase_column(self, features: Particles) -> Particles:
+        positions, phases = features
+        assert phases is not None
+        positions = torch.cat([positions, phases.unsqueeze(-1)], dim=1)
+        dtype = self.objective.sample.x.dtype
+        return Particles(positions, torch.zeros_like(phases)).to(dtype)
 
     def learned(
         self, stage: Stage, trials: list[Trial], judged: list[tuple[Stage, float]]
     ) -> Learned:
         """Say where the path ended."""
         if not self.history:
-            run = self.moves.begin(stage.features)
-            self.moves.go_on(run, 0)
-            self.history = run.history
+            list(self.steps(stage, [0]))
         draw, beta, size = self.fit.resample(*self.candidates, stage.divergence)
         positions = draw.positions.double().clone()
         positions[self.chosen] = stage.features.positions
@@ -359,73 +439,10 @@ class _Path:
 Phase = Callable[[_Path, Stage], Iterator[Stage]]
 
 
-class _JointMoves:
-    """Moves under a joint energy; a phase is the frequency of a constant column."""
-
-    def __init__(self, settings: LearningSettings, sample: Sample) -> None:
-        assert settings.joint is not None
-        self.settings = settings
-        self.generator = settings.generator("moves")
-        x = torch.cat([sample.x, torch.ones_like(sample.x[:, :1])], dim=1)
-        self.sample = replace(sample, x=x)
-        self.objective: AbstractJoint = settings.joint(
-            self.sample, settings.feature_map
-        )
-
-    def tuned(self, particles: Particles) -> AbstractJoint:
-        """Give the energy the penalty that suits the particles, by some of the rows."""
-        some = thinned(torch.arange(self.sample.size), _ROWS_TO_CHOOSE)
-        tuned = self.objective.on(self.sample.take(some)).with_best_penalty(particles)
-        return replace(tuned, sample=self.sample)
-
-    def adam(self, step_size: float, free: Tensor, count: int) -> AdamLangevin:
-        return AdamLangevin(
-            step_size,
-            domain=Masked(Space(), free),
-            batch_size=max(_LEAST_BATCH, 4 * count),
-        )
-
-    def rescale(self, features: Particles) -> Iterator[Tensor]:
-        """Move the logarithms of scales; give the scales after each mark."""
-        some = self.with_phase_column(features.take(slice(_MOST_SCALED)))
-        free = torch.ones_like(some.positions[:1])
-        free[:, -1] = 0  # the phases stay
-        sampler = self.adam(_SCALE_STEP_SIZE, free, some.n_particles)
-        start = Particles(torch.zeros_like(free))
-        run = loop.init_run(sampler, start, generator=self.generator)
-        energy = Hamiltonian(SharedScales(self.tuned(some), some))
-        for steps in _SCALE_MARKS:
-            limits = loop.RunSettings(steps, record_every=steps)
-            loop.run(run, sampler, energy, limits)
-            yield run.particles.positions[0, :-1].double().exp()
-
-    def begin(self, features: Particles) -> loop.Run:
-        """Prepare the moves of the particles, each on its own coordinates."""
-        particles, settings = self.with_phase_column(features), self.settings
-        free = (particles.positions != 0).to(particles.positions)
-        free[:, -1] = 1
-        self.energy = Hamiltonian(
-            self.tuned(particles), settings.interaction, settings.strength
-        )
-        self.sampler = self.adam(_PARTICLE_STEP_SIZE, free, settings.n_components)
-        return loop.init_run(self.sampler, particles, generator=self.generator)
-
-    def go_on(self, run: loop.Run, steps: int) -> Particles:
-        """Move until a step."""
-        limits = loop.RunSettings(
-            steps, record_every=max(1, steps), progress=self.settings.progress
-        )
-        loop.run(run, self.sampler, self.energy, limits)
-        positions = run.particles.positions.double()
-        return Particles(
-            self.settings.domain.project(positions[:, :-1]), positions[:, -1]
-        )
-
-    def with_phase_column(self, features: Particles) -> Particles:
-        positions, phases = features
-        assert phases is not None
-        positions = torch.cat([positions, phases.unsqueeze(-1)], dim=1)
-        return Particles(positions, torch.zeros_like(phases)).to(self.sample.x.dtype)
+def _adam(step_size: float, free: Tensor, count: int) -> AdamLangevin:
+    batch_size = max(_LEAST_BATCH, 4 * count)
+    domain = Masked(Space(), free)
+    return AdamLangevin(step_size, domain=domain, batch_size=batch_size)
 
 
 def _rescaled(features: Particles, factors: Tensor | None) -> Particles:
@@ -461,20 +478,24 @@ def choose_columns(
         losses = []
         for name in _LAWS_FOR_COLUMNS:
             drawn = draw_from(LAWS[name], _FEATURES_FOR_COLUMNS, x.shape[1], generator)
-            losses.append(mean_loss(drawn, rows, settings.feature_map))
+            found = leave_one_out_losses(drawn, rows, settings.feature_map)
+            losses.append(float(found.mean()))
         errors.append(min(losses))
     return min(range(len(errors)), key=errors.__getitem__)
 
 
-def draw_random_features(dim: int, settings: LearningSettings) -> tuple[Particles, str]:
+def draw_random_features(dim: int, settings: LearningSettings) -> Learned:
     """Draw features that have learned nothing, from the first law."""
     name, law = next(iter(settings.laws.items()))
-    positions = torch.empty(settings.n_components, 0, dtype=torch.float64)
+    count, generator = settings.n_components, settings.generator("start")
+    draw = SpectralDraw(*(torch.empty(count, 0, dtype=torch.float64),) * 3)
     if dim:
-        generator = settings.generator("start")
-        positions = law.draw(settings.n_components, dim, generator=generator)
-        positions = settings.domain.project(positions)
-    return settings.with_phases(positions), name
+        draw = law.draw_parts(count, dim, generator=generator)
+        draw = draw._replace(positions=settings.domain.project(draw.positions))
+    run = loop.Run(State(Particles(draw.positions)), generator)
+    stage = Stage(settings.with_phases(draw.positions))
+    chosen = torch.arange(count)
+    return Learned(run, draw, name, 0.0, 0.0, [], chosen, float(count), stage, [])
 
 
 @dataclass(frozen=True, eq=False)
@@ -548,7 +569,7 @@ class _Fit:
         if self.settings.n_candidates is None:  # all are taken
             return draw, torch.zeros(count)
         if sample.size > _ROWS_TO_WEIGH:
-            sample = self.split(_ROWS_TO_WEIGH)[0]
+            sample = self.some_rows(_ROWS_TO_WEIGH)
         objective = self.objective(sample)
         phases = torch.zeros(512, dtype=sample.x.dtype)
         with torch.no_grad():
@@ -582,12 +603,6 @@ class _Fit:
         kept = SpectralDraw(*(part[chosen] for part in draw))
         return kept, beta, effective_sample_size(weights)
 
-    def split(self, count: int) -> tuple[Sample, Sample]:
-        """Take `count` rows at random, and the others."""
-        generator = self.settings.generator("held-out")
-        order = torch.randperm(self.sample.size, generator=generator)
-        return self.sample.take(order[:count]), self.sample.take(order[count:])
-
     def objective(self, sample: Sample) -> AbstractSampled:
         if self.settings.feature_map.averages_phases:
             return FourierAlignment(sample, self.settings.distinct_pairs)
@@ -600,14 +615,18 @@ class _Fit:
     ) -> loop.Run:
         """Run projected Langevin dynamics from the drawn particles."""
         settings, training, held_out = self.settings, self.sample, None
+        rules: list[AbstractStopRule] = [Settled(settings.tol)] * (settings.tol > 0)
         if settings.stopping == "held-out":
-            held_out, training = self.split(max(2, round(_VALIDATION * training.size)))
-        rules: list[AbstractStopRule] = []
-        if settings.tol > 0:
-            rules.append(Settled(settings.tol))
-        if held_out is not None:
+            count = max(2, round(_VALIDATION * training.size))
+            generator = settings.generator("held-out")
+            order = torch.randperm(training.size, generator=generator)
+            held_out, training = map(training.take, order.tensor_split([count]))
             rules.append(HeldOut(settings.tol))
-        dtype = self.precision(draw.positions)
+        # Short runs cost little, and in double precision an integer weight is a
+        # repeated row to the last digit; the noise of long ones hides rounding.
+        dtype = training.x.dtype
+        if settings.max_iter >= _MANY_STEPS:
+            dtype = single(self.sample, draw.positions).x.dtype
         draw = SpectralDraw(*(part.to(dtype) for part in draw))
         sampler = self.sampler(draw, beta)
         run = before
@@ -639,18 +658,6 @@ class _Fit:
         if beta == 0:
             run.reason = StopReason.NO_GAIN
         return run
-
-    def precision(self, positions: Tensor) -> torch.dtype:
-        """Say in which precision to move: long runs in single, where angles allow it.
-
-        Their noise hides the rounding. Short runs cost little, and in double precision
-        an integer weight is a repeated row to the last digit.
-        """
-        x = self.sample.x
-        reach = float(x.norm(dim=-1).max()) * float(positions.norm(dim=-1).max())
-        if self.settings.max_iter < _MANY_STEPS or reach > LARGEST_SINGLE_ANGLE:
-            return x.dtype
-        return torch.float32
 
     def hamiltonian(
         self, sample: Sample, draw: SpectralDraw, beta: float
@@ -731,3 +738,159 @@ class _Fit:
         parts = [each.draw(size, dim, generator=generator) for each in laws]
         positions = settings.domain.project(torch.cat(parts))
         return Particles(positions, draw_phases(len(positions), generator=generator))
+
+
+def single(sample: Sample, positions: Tensor) -> Sample:
+    """Turn to single precision if angles with such frequencies allow it."""
+    reach = float(sample.x.norm(dim=-1).max() * positions.norm(dim=-1).max())
+    return sample if reach > LARGEST_SINGLE_ANGLE else sample.to(torch.float32)
+
+
+def draw_from(
+    law: SpectralMixture, count: int, dim: int, generator: torch.Generator
+) -> Particles:
+    """Draw frequencies of a law, and phases."""
+    positions = law.draw(count, dim, generator=generator)
+    return Particles(positions, draw_phases(count, generator=generator))
+
+
+def row_weights(sample: Sample) -> Tensor:
+    """Give the weights of the rows with a mean of one."""
+    return sample.size * sample.probabilities
+
+
+def label_variance(sample: Sample) -> Tensor:
+    """Give the squared deviations of the labels, what a constant would lose."""
+    centred = sample.labels - sample.probabilities @ sample.labels
+    return row_weights(sample) * centred.square().sum(dim=-1)
+
+
+def choose_law(
+    sample: Sample,
+    *,
+    laws: dict[str, SpectralMixture],
+    feature_map: AbstractFeatureMap,
+    n_features: int,
+    generator: torch.Generator,
+) -> tuple[str, list[Trial]]:
+    """Choose a law by leave-one-out errors; only the best of few rows see all."""
+    dim, count = sample.x.shape[1], min(n_features, _MOST_FEATURES)
+    # Few columns make some laws the same; the first name stays.
+    distinct = {laws[name].resolve(dim): name for name in reversed(laws)}
+    names = [name for name in laws if name in distinct.values()]
+
+    def tried(names: list[str], rows: Sample, count: int) -> list[Trial]:
+        found = []
+        for name in names:
+            drawn = draw_from(laws[name], count, dim, generator)
+            losses = leave_one_out_losses(drawn, rows, feature_map)
+            score = 1 - float(losses.mean()) / float(label_variance(rows).mean())
+            found.append(Trial(name, score, losses))
+        # What is taken unless another is clearly better comes first.
+        return sorted(found, key=lambda trial: trial.law != REFERENCE)
+
+    dropped: list[Trial] = []
+    if len(names) > _SECOND_ROUND and sample.size > 2 * _FIRST_ROWS:
+        few = sample.take(thinned(torch.arange(sample.size), _FIRST_ROWS))
+        first = tried(names, few, min(count, _FIRST_FEATURES))
+        first.sort(key=lambda trial: (trial.law != REFERENCE, -trial.score))
+        dropped = first[_SECOND_ROUND:]
+        names = [trial.law for trial in first[:_SECOND_ROUND]]
+    trials = tried(names, sample, count)
+    margin = CAREFUL if trials[0].law == REFERENCE else -math.inf
+    best = furthest_gain([trial.losses for trial in trials], margin)
+    return trials[best].law, trials + dropped
+
+
+def thinned(rows: Tensor, most: int) -> Tensor:
+    """Keep about `most` of the rows, evenly."""
+    return rows[:: -(-len(rows) // most)]
+
+
+def leave_one_out_losses(
+    features: Particles, sample: Sample, feature_map: AbstractFeatureMap
+) -> Tensor:
+    """Compute squared leave-one-out errors of rows, by the best ridge regression."""
+    rows = single(sample, features.positions)
+    errors = LeaveOneOut(rows, feature_map).tuned(features.to(rows.x.dtype)).errors
+    return (row_weights(rows) * errors.square().sum(dim=-1)).double()
+
+
+def held_out_losses(
+    features: Particles,
+    inside: Sample,
+    outside: Sample,
+    feature_map: AbstractFeatureMap,
+) -> Tensor:
+    """Compute squared errors of held-out rows, as a user of the features would.
+
+    The penalty is that of the lowest leave-one-out error inside. Features that have
+    fitted noise there mislead it, which the rows outside see.
+    """
+    # Those that were pursued are the last.
+    features = features.take(slice(-_MOST_JUDGED, None))
+    inside = single(inside, features.positions)
+    features = features.to(inside.x.dtype)
+    objective = LeaveOneOut(inside, feature_map)
+    weights = objective.tuned(features).weights
+    predictions = objective.predict(features, outside.x.to(inside.x), weights)
+    errors = (predictions - outside.labels).square().sum(dim=-1)
+    return (row_weights(outside) * errors).double()
+
+
+def furthest_gain(losses: list[Tensor], margin: float) -> int:
+    """Take the stage of lowest loss, or the first if that is no clear gain.
+
+    A gain is clear if it is more than `margin` of its standard errors.
+    """
+    best = min(range(len(losses)), key=lambda i: float(losses[i].sum()))
+    gain = losses[0] - losses[best]
+    error = float(gain.std()) / math.sqrt(len(gain))
+    return best if float(gain.mean()) > margin * error else 0
+
+
+def complete(drawn: Particles, found: Particles, count: int) -> Particles:
+    """Replace the last of the drawn features by the first of those found."""
+    kept, found = drawn.take(slice(len(drawn[0]) - count)), found.take(slice(count))
+    assert kept.phases is not None
+    assert found.phases is not None
+    return Particles(
+        torch.cat([kept.positions, found.positions]),
+        torch.cat([kept.phases, found.phases]),
+    )
+
+
+def pursue(
+    features: Tensor, sample: Sample, count: int, ridge: float = _RIDGE
+) -> Tensor:
+    """Choose features one after the other by orthogonal least squares.
+
+    Examples
+    --------
+    The second feature repeats the first, and the third says less but something new:
+
+    >>> f = torch.tensor([[2.0, 2.1, 0.0], [0.0, 0.0, 1.0], [-2.0, -2.1, -1.0]])
+    >>> y = torch.tensor([[3.0], [1.0], [-4.0]])
+    >>> pursue(f, Sample(torch.zeros(3, 1), y), 2, ridge=0.1)
+    tensor([1, 2])
+    """
+    root, share = row_weights(sample).sqrt().unsqueeze(-1), sample.probabilities
+    features = root * (features - share @ features)
+    labels = root * (sample.labels - share @ sample.labels)
+    gram, cross = (features.mT @ features).double(), (features.mT @ labels).double()
+    left = gram.diagonal().clone()
+    tiny = torch.finfo(gram.dtype).eps * left.max()
+    columns = gram.new_zeros(len(gram), count)
+    free = torch.ones(len(gram), dtype=torch.bool)
+    chosen = []
+    for i in range(count):
+        gain = cross.square().sum(dim=1) / (left + ridge)
+        k = int(torch.where(free, gain, -1.0).argmax())
+        free[k] = False
+        chosen.append(k)
+        size = left[k].clamp_min(tiny).sqrt()
+        column = (gram[:, k] - columns[:, :i] @ columns[k, :i]) / size
+        columns[:, i] = column
+        cross -= torch.outer(column, cross[k] / size)
+        left = (left - column.square()).clamp_min(tiny)
+    return torch.tensor(chosen, dtype=torch.long)

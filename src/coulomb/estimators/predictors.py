@@ -8,6 +8,7 @@ steps.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from functools import reduce
 from operator import add
 from typing import Any, ClassVar, NamedTuple, Self
@@ -34,6 +35,7 @@ from coulomb.estimators.base import (
     SavedEstimator,
     describe_columns,
     draw_seed,
+    drop_weightless,
     read_target,
 )
 from coulomb.estimators.chunked import (
@@ -68,21 +70,21 @@ from coulomb.features import Particles, as_feature_map
 _GRADIENT_ROWS = 500
 
 
+@dataclass(eq=False, repr=False)
 class _AbstractPredictor(SavedEstimator, BaseEstimator):
     """What the classifier and the regressor share; a final class knows its targets."""
 
+    n_components: int = 512
+    _: KW_ONLY
+    sampler: CoulombSampler | None = None
+    alphas: Any = None
+    raw_columns: bool = True
+    categorical_features: Any = None
+    max_categories: int = 60
+    early_stopping: bool = False
+    n_jobs: int | None = None
+    random_state: Any = None
     _target: ClassVar[str]
-    n_components: int
-    sampler: CoulombSampler | None
-    alphas: Any
-    raw_columns: bool
-    categorical_features: Any
-    max_categories: int
-    early_stopping: bool
-    n_jobs: int | None
-    random_state: Any
-    _seen: RowReservoir | None
-    _learned_at: int  # rows seen when the features were learned
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -114,7 +116,7 @@ class _AbstractPredictor(SavedEstimator, BaseEstimator):
         """
         with self._all_or_nothing(), self._threads():
             self._check_settings()
-            self._seen = None
+            self._seen: RowReservoir | None = None
             seed = draw_seed(self.random_state)
             chunks, classes = as_chunks(X, y, sample_weight), None
             if chunks is None:
@@ -202,12 +204,8 @@ class _AbstractPredictor(SavedEstimator, BaseEstimator):
     ) -> tuple[Table, np.ndarray, np.ndarray]:
         """Weigh the classes, and leave out rows that weigh nothing."""
         weight = weight * self._class_weights(y)
-        keep = weight > 0
-        if not keep.any():
-            raise ParameterError(
-                "`sample_weight` must hold a positive weight; got none."
-            )
-        return [column[keep] for column in table], y[keep], weight[keep]
+        kept, y, weight = drop_weightless(np.arange(len(y)), y, weight)
+        return [column[kept] for column in table], y, weight
 
     def _check_table(self, X: Any, *, reset: bool) -> Table:
         if sparse.issparse(X):
@@ -334,6 +332,30 @@ class _AbstractPredictor(SavedEstimator, BaseEstimator):
             return 0
         return len(self.sampler_.get_feature_names_out())
 
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Score predictions: accuracy of classes, R^2 of numbers.
+
+        Parameters
+        ----------
+        X
+            Rows, with the columns of `fit`, or parts of them.
+        y
+            Their targets; of a Parquet path or a Dask frame, the name of a column.
+        sample_weight
+            Weights of the rows.
+
+        Returns
+        -------
+        float
+            At most one.
+        """
+        if not has_parts(X):
+            return float(super().score(X, y, sample_weight))
+        chunks = as_chunks(X, y, sample_weight)
+        assert chunks is not None
+        found = chunks.total(_score_part, _ScoreSums.join, self)
+        return 1.0 - found.errors / (found.spread or found.mass)
+
     def plot(self, X: Any = None) -> Any:
         """Draw the particles, the importances and, given rows, partial dependence.
 
@@ -388,34 +410,6 @@ class _AbstractPredictor(SavedEstimator, BaseEstimator):
         )
 
 
-class _ScoredByParts:
-    """Scores of scikit-learn's mixins, also of rows in parts."""
-
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Score predictions: accuracy of classes, R^2 of numbers.
-
-        Parameters
-        ----------
-        X
-            Rows, with the columns of `fit`, or parts of them.
-        y
-            Their targets; of a Parquet path or a Dask frame, the name of a column.
-        sample_weight
-            Weights of the rows.
-
-        Returns
-        -------
-        float
-            At most one.
-        """
-        if not has_parts(X):
-            return float(super().score(X, y, sample_weight))  # type: ignore[misc]
-        chunks = as_chunks(X, y, sample_weight)
-        assert chunks is not None
-        found = chunks.total(_score_part, _ScoreSums.join, self)
-        return 1.0 - found.errors / (found.spread or found.mass)
-
-
 class _ScoreSums(NamedTuple):
     """Sums of a score: errors, weights, and for numbers mean and spread of targets."""
 
@@ -451,8 +445,8 @@ def _score_part(chunk: Chunk, start: int, model: Any) -> _ScoreSums:
 def _blocks(chunk: Chunk, model: Any, origin: np.ndarray) -> Iterator[Any]:
     """Give design, targets and weights of some rows, a block at a time."""
     table, y, weight = model._check_part(*chunk, reset=False)
-    keep = weight > 0
-    table, y, weight = [x[keep] for x in table], y[keep], weight[keep]
+    kept, y, weight = drop_weightless(np.arange(len(y)), y, weight)
+    table = [x[kept] for x in table]
     for rows in row_blocks(len(y)):
         design = model._design(encode([x[rows] for x in table], model.columns_))
         yield design - origin, y[rows, None], weight[rows]
@@ -470,7 +464,8 @@ def _lose_part(
     return reduce(np.add, parts)
 
 
-class CoulombClassifier(_ScoredByParts, ClassifierMixin, _AbstractPredictor):
+@dataclass(eq=False, repr=False, kw_only=True)
+class CoulombClassifier(_AbstractPredictor, ClassifierMixin, BaseEstimator):
     """Classification by learned random features, from tables as they come.
 
     Numbers are standardised, heavy tails bent, missing values filled and marked,
@@ -540,32 +535,8 @@ class CoulombClassifier(_ScoredByParts, ClassifierMixin, _AbstractPredictor):
 
     _target = "classes"
 
-    def __init__(
-        self,
-        n_components: int = 512,
-        *,
-        sampler: CoulombSampler | None = None,
-        head: str = "logistic",
-        class_weight: Any = None,
-        alphas: Any = None,
-        raw_columns: bool = True,
-        categorical_features: Any = None,
-        max_categories: int = 60,
-        early_stopping: bool = False,
-        n_jobs: int | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.n_components = n_components
-        self.sampler = sampler
-        self.head = head
-        self.class_weight = class_weight
-        self.alphas = alphas
-        self.raw_columns = raw_columns
-        self.categorical_features = categorical_features
-        self.max_categories = max_categories
-        self.early_stopping = early_stopping
-        self.n_jobs = n_jobs
-        self.random_state = random_state
+    head: str = "logistic"
+    class_weight: Any = None
 
     def partial_fit(
         self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None
@@ -696,7 +667,8 @@ class CoulombClassifier(_ScoredByParts, ClassifierMixin, _AbstractPredictor):
         )
 
 
-class CoulombRegressor(_ScoredByParts, RegressorMixin, _AbstractPredictor):
+@dataclass(eq=False, repr=False)
+class CoulombRegressor(_AbstractPredictor, RegressorMixin, BaseEstimator):
     """Regression by learned random features, from tables as they come.
 
     As `CoulombClassifier`, with a ridge head whose penalty has the least exact
@@ -759,29 +731,6 @@ class CoulombRegressor(_ScoredByParts, RegressorMixin, _AbstractPredictor):
     """
 
     _target = "number"
-
-    def __init__(
-        self,
-        n_components: int = 512,
-        *,
-        sampler: CoulombSampler | None = None,
-        alphas: Any = None,
-        raw_columns: bool = True,
-        categorical_features: Any = None,
-        max_categories: int = 60,
-        early_stopping: bool = False,
-        n_jobs: int | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.n_components = n_components
-        self.sampler = sampler
-        self.alphas = alphas
-        self.raw_columns = raw_columns
-        self.categorical_features = categorical_features
-        self.max_categories = max_categories
-        self.early_stopping = early_stopping
-        self.n_jobs = n_jobs
-        self.random_state = random_state
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Learn from one chunk of rows after another.

@@ -6,7 +6,7 @@ data, so that it can be saved as JSON. A head is a linear model on features and 
 columns, with its penalty chosen inside.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -342,29 +342,6 @@ class Head(NamedTuple):
     held_out: np.ndarray | None = None  # leave-one-out predictions, (n, outputs)
 
 
-class Basis(NamedTuple):
-    """Centred columns in the eigenbasis of their products, which ridge shares."""
-
-    mean: np.ndarray
-    values: np.ndarray  # eigenvalues
-    vectors: np.ndarray
-    rows: np.ndarray  # the centred rows in that basis
-
-    @classmethod
-    def of(cls, design: np.ndarray, weight: np.ndarray) -> "Basis":
-        """Centre and rotate."""
-        mean = weight @ design / weight.sum()
-        centred = design - mean
-        products = (centred * weight[:, None]).T @ centred
-        values, vectors = np.linalg.eigh(products)
-        return cls(mean, values.clip(0.0), vectors, centred @ vectors)
-
-    def back(self, coef: np.ndarray, intercept: np.ndarray) -> tuple[Any, Any]:
-        """Write coefficients of the basis as coefficients of the columns."""
-        coef = self.vectors @ coef
-        return coef, intercept - self.mean @ coef
-
-
 def fit_ridge(
     design: np.ndarray, targets: np.ndarray, weight: np.ndarray, alphas: Sequence[float]
 ) -> Head:
@@ -381,37 +358,15 @@ def fit_ridge(
     >>> head.alpha, head.coef.round(3).tolist()
     (1e-06, [[2.0]])
     """
-    basis = Basis.of(design, weight)
-    mean = weight @ targets / weight.sum()
-    centred = targets - mean
-    cross = basis.rows.T @ (weight[:, None] * centred)
-    penalties = np.asarray(alphas) * weight.mean()
-    shrinking = 1.0 / (basis.values[:, None] + penalties)
-    losses, best = [], None
-    left_out = _left_out(basis.rows, centred, weight, weight.sum(), shrinking, cross)
-    for k, residuals in enumerate(left_out):
-        losses.append(float((weight @ residuals**2).sum() / weight.sum()))
-        if best is None or losses[-1] < losses[best[0]]:
-            best = k, targets - residuals
-    assert best is not None
-    found = basis.back(shrinking[:, [best[0]]] * cross, mean)
-    return Head(*found, float(alphas[best[0]]), np.array(losses), best[1])
-
-
-def _left_out(
-    rows: np.ndarray,
-    centred: np.ndarray,
-    weight: np.ndarray,
-    mass: float,
-    shrinking: np.ndarray,
-    cross: np.ndarray,
-) -> Iterator[np.ndarray]:
-    """Give the errors of rows that are left out, for one penalty after the other."""
-    leverages = weight[:, None] * (1.0 / mass + rows**2 @ shrinking)
-    for k in range(shrinking.shape[1]):
-        residuals = centred - rows @ (shrinking[:, [k]] * cross)
-        residuals /= np.maximum(1.0 - leverages[:, [k]], 1e-10)
-        yield residuals
+    origin, level = (weight @ rows / weight.sum() for rows in (design, targets))
+    design, centred = design - origin, targets - level
+    path = RidgeSums.of(design, centred, weight).path(alphas)
+    losses = path.losses(design, centred, weight) / path.mass
+    best = int(losses.argmin())
+    coef, intercept = path.coefficients(best)
+    held_out = targets - path.left_out(path.rotated(design), centred, weight, best)
+    intercept += level - origin @ coef
+    return Head(coef, intercept, float(alphas[best]), losses, held_out)
 
 
 class RidgeSums(NamedTuple):
@@ -473,11 +428,22 @@ class RidgePath(NamedTuple):
         self, design: np.ndarray, targets: np.ndarray, weight: np.ndarray
     ) -> np.ndarray:
         """Sum the leave-one-out losses of some rows, one for each penalty."""
-        rows = (design - self.mean) @ self.vectors
-        centred = targets - self.level
-        mass, shrinking, cross = self.mass, self.shrinking, self.cross
-        left_out = _left_out(rows, centred, weight, mass, shrinking, cross)
-        return np.array([(weight @ residuals**2).sum() for residuals in left_out])
+        rows, count = self.rotated(design), range(self.shrinking.shape[1])
+        errors = (self.left_out(rows, targets, weight, k) for k in count)
+        return np.array([(weight @ each**2).sum() for each in errors])
+
+    def rotated(self, design: np.ndarray) -> np.ndarray:
+        """Write rows in the eigenbasis, about the mean."""
+        return (design - self.mean) @ self.vectors
+
+    def left_out(
+        self, rows: np.ndarray, targets: np.ndarray, weight: np.ndarray, k: int
+    ) -> np.ndarray:
+        """Give errors of rotated rows by regressions that have not seen them."""
+        shrinking = self.shrinking[:, [k]]
+        leverages = weight[:, None] * (1.0 / self.mass + rows**2 @ shrinking)
+        residuals = targets - self.level - rows @ (shrinking * self.cross)
+        return residuals / np.maximum(1.0 - leverages, 1e-10)
 
     def coefficients(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Give slopes and intercept for a penalty."""
@@ -505,9 +471,11 @@ def fit_logistic(
     >>> bool(head.coef[0, 0] > 1)
     True
     """
-    basis = Basis.of(design, weight)
-    rows, y, mass = (a.astype(np.float32) for a in (basis.rows, targets, weight))
-    values = basis.values.astype(np.float32)
+    mean = weight @ design / weight.sum()
+    centred = design - mean
+    values, vectors = np.linalg.eigh((centred * weight[:, None]).T @ centred)
+    given = centred @ vectors, values.clip(0.0), targets, weight
+    rows, values, y, mass = (array.astype(np.float32) for array in given)
     penalties = (np.asarray(alphas) * weight.mean()).astype(np.float32)
     folds = min(_FOLDS, len(rows))
     fold = rng.permutation(len(rows)) % folds
@@ -520,8 +488,9 @@ def fit_logistic(
     coef, intercept, _ = descend(
         rows, values, y, mass[:, None], penalties[[k]], steps=_EVERY * (int(step) + 1)
     )
-    found = basis.back(coef[..., 0].astype(float), intercept[..., 0].astype(float))
-    return Head(*found, float(alphas[k]), losses[1:].min(axis=0))
+    slopes = vectors @ coef[..., 0].astype(float)
+    level = intercept[..., 0].astype(float) - mean @ slopes
+    return Head(slopes, level, float(alphas[k]), losses[1:].min(axis=0))
 
 
 def descend(

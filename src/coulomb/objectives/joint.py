@@ -76,10 +76,6 @@ class AbstractJoint(AbstractSampled):
             )
 
     @abstractmethod
-    def _value(self, ridge: _Ridge) -> Tensor:
-        """Evaluate the energy, one number per group."""
-
-    @abstractmethod
     def _value_and_slope(self, ridge: _Ridge) -> tuple[Tensor, Tensor]:
         """Evaluate the energy and its gradient for the features, in closed form."""
 
@@ -89,7 +85,7 @@ class AbstractJoint(AbstractSampled):
 
     def energy(self, particles: Particles) -> Tensor:
         features = self.feature_map(self.sample.x, particles)
-        return self._value(self._solve(features))
+        return self._value_and_slope(self._solve(features))[0]
 
     def field(self, particles: Particles) -> Field:
         with torch.enable_grad():
@@ -282,22 +278,16 @@ class Evidence(AbstractJoint):
 
     determinant: float = 1.0
 
-    def _value(self, ridge: _Ridge) -> Tensor:
-        noise = self._noise(ridge.labels, ridge.residuals)
-        volume = self.determinant * ridge.log_determinant / self.sample.size
-        return 0.5 * (noise.log() + volume.to(noise))
-
-    def _noise(self, labels: Tensor, residuals: Tensor) -> Tensor:
-        tiny = torch.finfo(labels.dtype).tiny
-        return (labels * residuals).sum(dim=(-2, -1)).clamp_min(tiny) / labels.numel()
-
     def _value_and_slope(self, ridge: _Ridge) -> tuple[Tensor, Tensor]:
         size, outputs = ridge.labels.shape
-        noise = self._noise(ridge.labels, ridge.residuals)[..., None, None]
-        fit = -ridge.residuals @ ridge.weights.mT / (outputs * noise)
+        left = (ridge.labels * ridge.residuals).sum(dim=(-2, -1))
+        noise = left.clamp_min(torch.finfo(left.dtype).tiny) / ridge.labels.numel()
+        volume = self.determinant * ridge.log_determinant / size
+        scale = outputs * noise[..., None, None]
+        fit = -ridge.residuals @ ridge.weights.mT / scale
         if self.determinant:
             fit = fit + self.determinant * (ridge.features @ ridge.inverse)
-        return self._value(ridge), fit / size
+        return 0.5 * (noise.log() + volume.to(noise)), fit / size
 
     def _values(self, ridge: _Spectrum, penalties: Tensor) -> Tensor:
         # <Y, R> = |Y|^2 - <V'F'Y, (S + alpha)^-1 V'F'Y>
@@ -377,11 +367,6 @@ class LeaveOneOut(AbstractJoint):
 
     def _mean_square(self, errors: Tensor) -> Tensor:
         return errors.square().mean(dim=(-2, -1))
-
-    def _value(self, ridge: _Ridge) -> Tensor:
-        spread = ridge.features @ ridge.inverse
-        slack = self._slack((ridge.features * spread).sum(dim=-1))
-        return self._mean_square(ridge.residuals / slack)
 
     def _value_and_slope(self, ridge: _Ridge) -> tuple[Tensor, Tensor]:
         features, weights, residuals = ridge.features, ridge.weights, ridge.residuals
