@@ -12,11 +12,9 @@ from coulomb.experiments.claims import (
     SMOKE,
     Verdict,
     all_claims,
+    criteria,
     gain,
     judge_claims,
-    synthetic,
-    text,
-    theory,
     words,
 )
 from coulomb.experiments.paper import TASKS, kernel_minus_vanilla, paper_table
@@ -202,17 +200,13 @@ def test_claims_have_names_texts_and_sources():
     claims = all_claims()
     assert len({claim.name for claim in claims}) == len(claims)
     assert all(claim.text.endswith(".") and claim.source for claim in claims)
-    used = {claim.test for claim in claims}
-    for module in (synthetic, text, theory):
-        here = {
-            test
-            for name, test in vars(module).items()
-            if getattr(test, "__module__", "") == module.__name__
-            and not name.startswith("_")
-        }
-        assert here <= used
-        used -= here
-    assert not used
+    tests = {
+        test
+        for name, test in vars(criteria).items()
+        if getattr(test, "__module__", "") == criteria.__name__
+        and not name.startswith("_")
+    }
+    assert tests == {claim.test for claim in claims}
 
 
 @pytest.mark.parametrize("task", TASKS)

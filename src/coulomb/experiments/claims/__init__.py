@@ -1,7 +1,7 @@
 """What the paper claims, what our records say to it, and a verdict.
 
 The sentences are data, `paper_values/claims.csv`; each names its test, a function of
-one of the modules beside this one, and the arguments it takes there.
+`criteria`, and the arguments it takes there.
 """
 
 import enum
@@ -48,7 +48,9 @@ class Finding:
     criterion: str = ""
 
 
-Test = Callable[..., Finding | None]
+Records = Sequence[Record]
+Found = Finding | None
+Test = Callable[..., Found]
 """Judges the records of an experiment, with a set of constants."""
 
 
@@ -81,9 +83,9 @@ def all_claims() -> list[Claim]:
     >>> all_claims()[0].name
     'moderate-noise-fixed'
     """
-    from coulomb.experiments.claims import synthetic, text, theory
+    from coulomb.experiments.claims import criteria
 
-    tests = vars(theory) | vars(text) | vars(synthetic)
+    tests = vars(criteria)
     return [
         Claim(
             **line
@@ -174,7 +176,7 @@ def gain(
     *,
     ours: str = "",
     relevant: float = _RELEVANT,
-) -> Finding | None:
+) -> Found:
     """Judge a claim of a gain by the 95 % interval of the paired differences.
 
     Examples
@@ -194,14 +196,25 @@ def gain(
     return Finding(ours, difference, found, note, criterion=criterion)
 
 
-def versus(ours: Sequence[Record], theirs: Sequence[Record], metric: str) -> str:
+def is_below(
+    ours: str,
+    interval: tuple[float, float],
+    bound: float,
+    note: str = "",
+    difference: Difference | None = None,
+) -> Finding:
+    """Judge a claim that a number is below a bound, by its 95 % interval."""
+    criterion = f"Holds if the 95 % interval is below {bound:g}, does not if above."
+    found = within(interval, high=bound)
+    return Finding(ours, difference, found, note, criterion=criterion)
+
+
+def versus(ours: Records, theirs: Records, metric: str) -> str:
     """Write two means side by side."""
     return f"{mean_of(ours, metric):.4f} against {mean_of(theirs, metric):.4f}"
 
 
-def compare(
-    ours: Sequence[Record], theirs: Sequence[Record], metric: str, note: str = ""
-) -> Finding | None:
+def compare(ours: Records, theirs: Records, metric: str, note: str = "") -> Found:
     """Judge a claim that our rows have more of a metric than theirs."""
     told = versus(ours, theirs, metric)
     return gain(paired(ours, theirs, metric), note, ours=told)
@@ -220,7 +233,7 @@ def words(difference: Difference) -> str:
     return f"{difference.mean:+.4f} ± {difference.standard_error:.4f}"
 
 
-def learned(records: Sequence[Record], constants: str, **wanted: Any) -> list[Record]:
+def learned(records: Records, constants: str, **wanted: Any) -> list[Record]:
     """Pick the learned row of the synthetic study."""
     strength = 0.5 if constants == "paper" else None
     entries: dict[str, Any] = {"control": None, "strength": strength, "design": 42}
