@@ -23,6 +23,7 @@ from coulomb.experiments.text import (
     by_flag,
     load_corpus,
     only_numbers,
+    text_jobs,
     thinned,
 )
 from coulomb.text.data import Corpus
@@ -196,28 +197,21 @@ def _plan(
     tasks: Sequence[str], budgets: Sequence[int], seeds: int, changes: Job
 ) -> list[Job]:
     """Order jobs so that what is done first is of use alone."""
-    rows: list[tuple[str, str | None, int | None]] = []
-    for budget in budgets:
-        rows += [(*arm, budget) for arm in (("learned", None), *CONTROLS)]
+    arms: list[tuple[str, str | None, int | None]] = []
+    arms += [(*arm, m) for m in budgets for arm in (("learned", None), *CONTROLS)]
     # These have no particles, or none that count.
-    rows += [("averaging", None, None), ("softmax", None, None)]
+    arms += [("averaging", None, None), ("softmax", None, None)]
     tag_arms = (*WINDOWS, ("neighbours", None), ("neighbours", "norm-matched"))
-    of_tags = [(*arm, budget) for budget in budgets for arm in tag_arms]
-    return [
-        {
-            "task": task,
-            "method": method,
-            "constants": "default",
-            "control": control,
-            "n_components": budget,
-            "seed": seed,
-            "trial": seed,
-            "changes": CHANGES.get(task, {}) | changes,
-        }
-        for task in tasks
-        for seed in range(seeds)
-        for method, control, budget in rows + (of_tags if _has_tags(task) else [])
-    ]
+    of_tags = [(*arm, m) for m in budgets for arm in tag_arms]
+    jobs = []
+    for task in tasks:
+        rows = [
+            {"method": method, "constants": "default"}
+            | {"control": control, "n_components": budget}
+            for method, control, budget in arms + (of_tags if _has_tags(task) else [])
+        ]
+        jobs += text_jobs(task, seeds, rows, changes=CHANGES.get(task, {}) | changes)
+    return jobs
 
 
 def _has_tags(task: str) -> bool:

@@ -43,7 +43,15 @@ from coulomb.experiments.base import (
     experiments,
 )
 from coulomb.experiments.records import FRAMES, Job
-from coulomb.experiments.text import SMALL, TOY, run_text, text_constants, text_rows
+from coulomb.experiments.text import (
+    BOTH,
+    SMALL,
+    TOY,
+    run_text,
+    text_constants,
+    text_jobs,
+    text_rows,
+)
 from coulomb.features import Particles
 from coulomb.interactions import Riesz
 from coulomb.objectives import FourierAlignment, GaussianPrior, Sample
@@ -119,6 +127,27 @@ def synthetic_job(
     return common | row | more
 
 
+def _sweep(
+    rows: Sequence[Job],
+    trials: int,
+    noises: Mapping[int, float],  # by level
+    name: str = "n_components",
+    values: Sequence[Any] = (200,),
+) -> list[Job]:
+    """List every row at every noise, trial and value of an entry."""
+    return [
+        synthetic_job(row, trial=trial, noise=noise, level=level, **{name: value})
+        for level, noise in noises.items()
+        for trial in range(trials)
+        for value in values
+        for row in rows
+    ]
+
+
+def _powers(powers: Sequence[int]) -> dict[int, float]:
+    return {power + 5: 10.0**power for power in powers}
+
+
 class _AbstractSynthetic(AbstractExperiment):
     @abstractmethod
     def jobs(self, preset: str) -> list[Job]:
@@ -147,24 +176,15 @@ class Noise(_AbstractSynthetic):
     title = "Accuracy against noise"
 
     def jobs(self, preset: str) -> list[Job]:
-        powers, trials = (range(2), 2) if preset == "smoke" else (range(-5, 6), 10)
-        variants: list[Job] = [{}, {"n_features": 10}] if preset == "full" else [{}]
-        jobs = [
-            synthetic_job(row, trial=trial, noise=10.0**power, level=power + 5, **more)
-            for more in variants
-            for power in powers
-            for trial in range(trials)
-            for row in NOISE_ROWS
-        ]
+        if preset == "smoke":
+            return _sweep(NOISE_ROWS, 2, _powers((0, 1)))
+        columns = (5, 10) if preset == "full" else (5,)
+        jobs = _sweep(NOISE_ROWS, 10, _powers(range(-5, 6)), "n_features", columns)
         if preset == "full":
-            jobs += [
-                synthetic_job(
-                    row, trial=trial, noise=noise, level=20, design=FIRST_FRESH + trial
-                )
-                for noise in (0.1, 1.0)
-                for trial in range(20)
-                for row in NOISE_ROWS
-            ]
+            fresh = _sweep(NOISE_ROWS, 20, {20: 0.1}) + _sweep(
+                NOISE_ROWS, 20, {20: 1.0}
+            )
+            jobs += [job | {"design": FIRST_FRESH + job["trial"]} for job in fresh]
         return jobs
 
     def extras(self, settings: Settings) -> dict[str, Callable[[], Any]]:
@@ -187,22 +207,16 @@ class Strength(_AbstractSynthetic):
         strengths, trials = STRENGTHS, 10
         if preset == "smoke":
             powers, strengths, trials = (0,), (0.0, 0.5), 2
-        both = ("paper", "default")
-        rows: list[Job] = [{"method": "fixed", "constants": each} for each in both]
+        rows: list[Job] = [{"method": "fixed", "constants": each} for each in BOTH]
         rows += [
             {"method": LEARNED, "constants": constants}
             | {"strength": strength, "exponent": exponent}
-            for constants in both
+            for constants in BOTH
             for exponent in (0.0, RIESZ)
             for strength in strengths
             if strength or not exponent  # without strength the exponent is nothing
         ]
-        return [
-            synthetic_job(row, trial=trial, noise=10.0**power, level=power + 5)
-            for power in powers
-            for trial in range(trials)
-            for row in rows
-        ]
+        return _sweep(rows, trials, _powers(powers))
 
 
 @experiments.add("budget")
@@ -212,19 +226,10 @@ class Budget(_AbstractSynthetic):
     title = "Accuracy against the number of features"
 
     def jobs(self, preset: str) -> list[Job]:
-        noises: Sequence[float] = (0.1, 1.0)
-        budgets, trials = BUDGETS, 20 if preset == "full" else 10
         if preset == "smoke":
-            noises, budgets, trials = (1.0,), (16, 64), 2
-        return [
-            synthetic_job(
-                row, trial=trial, noise=noise, level=level, n_components=budget
-            )
-            for level, noise in enumerate(noises)
-            for trial in range(trials)
-            for budget in budgets
-            for row in BUDGET_ROWS
-        ]
+            return _sweep(BUDGET_ROWS, 2, {0: 1.0}, values=(16, 64))
+        trials = 20 if preset == "full" else 10
+        return _sweep(BUDGET_ROWS, trials, {0: 0.1, 1: 1.0}, values=BUDGETS)
 
     def plan(self, settings: Settings) -> list[Job]:
         # The particles of each head in attention vary too, for tasks that are named.
@@ -232,20 +237,12 @@ class Budget(_AbstractSynthetic):
         seeds = 3 if settings.preset == "paper" else 5
         if settings.preset == "smoke":
             tasks, budgets, changes, seeds = tasks or (TOY,), (4, 8), SMALL, 2
-        heads = [
-            {
-                "task": task,
-                **row,
-                "n_components": budget,
-                "changes": changes | {"n_features": budget},
-                "seed": seed,
-                "trial": seed,
-            }
-            for task in tasks
-            for seed in range(seeds)
+        rows = [
+            row | {"n_components": budget, "changes": changes | {"n_features": budget}}
             for budget in budgets
             for row in text_rows(("vanilla-softmaxfeat", "kernel-softmaxfeat"))
         ]
+        heads = [job for task in tasks for job in text_jobs(task, seeds, rows)]
         return super().plan(settings) + heads
 
     def run(self, job: Job, settings: Settings) -> Sequence[Outcome]:
@@ -268,14 +265,14 @@ class Runtime(_AbstractSynthetic):
         sizes, trials = SIZES, 5 if preset == "full" else 2
         if preset == "smoke":
             sizes, trials = (100, 200, 400), 1
+        jobs = _sweep(RUNTIME_ROWS, trials, {0: 1.0}, "n_samples", sizes)
         # The long jobs come first, so that workers end together.
         return [
-            synthetic_job(row, trial=trial, noise=1.0, n_samples=size)
-            for size in reversed(sizes)
-            for row in reversed(RUNTIME_ROWS)
-            for trial in range(trials if size < _LARGE else max(1, trials // 2))
-            if row["method"] != "multiple-kernels"
-            or size <= _MOST_ROWS_MULTIPLE[preset]
+            job
+            for job in sorted(jobs, key=lambda job: -job["n_samples"])
+            if job["n_samples"] < _LARGE or job["trial"] < max(1, trials // 2)
+            if job["method"] != "multiple-kernels"
+            or job["n_samples"] <= _MOST_ROWS_MULTIPLE[preset]
         ]
 
 
@@ -430,9 +427,10 @@ def record_frames(
     y = torch.from_numpy(problem.y[problem.train]).double()[:, None]
     film = partial(_film, problem, n_frames=n_frames, seed=seed)
 
-    draw = SpectralMixture((Component(0, 0.5, True),)).draw_parts(
-        _PARTICLES, x.shape[1], generator=make_generator(seed, 0)
-    )
+    def draw(count: int, component: Component) -> Any:
+        law = SpectralMixture((component,))
+        return law.draw_parts(count, x.shape[1], generator=make_generator(seed, 0))
+
     ball = Ball(5.0)
     paper = {
         "title": "The paper's constants: repulsion drives particles to the wall",
@@ -441,15 +439,13 @@ def record_frames(
         **film(
             ProjectedLangevin(30.0, 100.0, domain=ball, clip=1.0),
             Hamiltonian(FourierAlignment(Sample(x, y)), Riesz(), 0.5),
-            ball.project(draw.positions),
+            ball.project(draw(_PARTICLES, Component(0, 0.5, True)).positions),
             steps[0],
         ),
     }
 
     beta = 400.0
-    draw = SpectralMixture((Component(2, 2.0, True),)).draw_parts(
-        2 * _PARTICLES, x.shape[1], generator=make_generator(seed, 0)
-    )
+    drawn = draw(2 * _PARTICLES, Component(2, 2.0, True))
     alignment = FourierAlignment(Sample(x, y - y.mean()))
     ours = {
         "title": "Our constants: labels pull particles to their frequencies",
@@ -459,12 +455,12 @@ def record_frames(
             ProjectedLangevin(
                 0.02 * beta,
                 beta,
-                domain=Masked(Space(), draw.mask),
+                domain=Masked(Space(), drawn.mask),
                 clip=1.0,
-                rates=draw.variance.clamp_max(1.0),
+                rates=drawn.variance.clamp_max(1.0),
             ),
-            Hamiltonian(alignment, Riesz(), 1e-3, GaussianPrior(draw.variance, beta)),
-            draw.positions,
+            Hamiltonian(alignment, Riesz(), 1e-3, GaussianPrior(drawn.variance, beta)),
+            drawn.positions,
             steps[1],
         ),
     }

@@ -90,7 +90,9 @@ def text_rows(rows: Sequence[str], whose: Sequence[str] = BOTH) -> list[Job]:
         {"method": row, "constants": constants, "control": control}
         for constants in whose
         for row in rows
-        if row.startswith("kernel-") or constants == without_phase_a(constants)
+        if row.startswith("kernel-")
+        or row == LABEL_BLINDNESS
+        or constants == without_phase_a(constants)
         for control in ((None, *_PREFIXES) if row.startswith("kernel-") else (None,))
     ]
 
@@ -215,31 +217,31 @@ def _row(job: Job) -> Job:
     return job | {"method": "kernel-softmaxfeat"} if blind else job
 
 
+def text_jobs(task: str, seeds: int, rows: Sequence[Job], **more: Any) -> list[Job]:
+    """Complete rows to jobs on a task, seed after seed.
+
+    Examples
+    --------
+    >>> text_jobs("toy", 1, [{"method": "softmax"}])
+    [{'task': 'toy', 'method': 'softmax', 'seed': 0, 'trial': 0}]
+    """
+    return [
+        {"task": task, **row, "seed": seed, "trial": seed, **more}
+        for seed in range(seeds)
+        for row in rows
+    ]
+
+
 def _plan(
-    tasks: Sequence[str],
-    rows: Sequence[str],
-    seeds: int,
-    more: Job,
-    whose: Sequence[str],
+    tasks: Sequence[str], rows: Sequence[str], seeds: int, more: Job, whose: Any
 ) -> list[Job]:
-    jobs = []
-    for task in tasks:
-        drawn = text_rows(rows, whose)
-        drawn += [
-            {"method": LABEL_BLINDNESS, "constants": constants, "control": None}
-            for constants in whose
-        ]
-        jobs += [
-            {"task": task, **row, "seed": seed, "trial": seed, **more}
-            for seed in range(seeds)
-            for row in drawn
-        ]
-        jobs += [
-            {"task": task, "method": kind, "constants": "default", "control": None}
-            | {"seed": 0, "trial": 0}
-            for kind in KINDS
-        ]
-    return jobs
+    drawn = text_rows(rows, whose) + text_rows((LABEL_BLINDNESS,), whose)
+    bags = text_rows(tuple(KINDS), ("default",))
+    return [
+        job
+        for task in tasks
+        for job in text_jobs(task, seeds, drawn, **more) + text_jobs(task, 1, bags)
+    ]
 
 
 def _toy() -> Corpus:
