@@ -23,7 +23,7 @@ from coulomb.theory import (
     rate_function,
     tail_probability,
 )
-from coulomb.theory.importance import log_mean
+from coulomb.theory.deviations import log_mean
 
 
 def nothing(w):

@@ -24,7 +24,7 @@ from coulomb.theory import (
     measure_interaction,
     robin_residual,
 )
-from coulomb.theory.identities import chemical_potential
+from coulomb.theory.system import chemical_potential
 
 
 @settings(max_examples=30)

@@ -1,6 +1,7 @@
 """The continuum: mean field, equilibrium, Gibbs sampling and large deviations."""
 
 from coulomb.theory.deviations import (
+    ImportanceSettings,
     Scaling,
     contract,
     deviation_curve,
@@ -27,14 +28,14 @@ from coulomb.theory.gibbs import (
     split_r_hat,
 )
 from coulomb.theory.grids import Disc, Interval, RadialBall, Rectangle
-from coulomb.theory.identities import (
+from coulomb.theory.system import (
+    MeanField,
+    Potential,
     dissipation,
     finite_size_correction,
     measure_interaction,
     robin_residual,
 )
-from coulomb.theory.importance import ImportanceSettings
-from coulomb.theory.system import MeanField, Potential
 
 __all__ = [
     "Disc",
