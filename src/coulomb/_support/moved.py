@@ -9,7 +9,6 @@ import importlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -27,29 +26,6 @@ MOVED = {
 }
 
 
-class MovedModules(MetaPathFinder, Loader):
-    """Finds the modules of `MOVED`, after every other finder has looked."""
-
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: ModuleType | None = None,
-    ) -> ModuleSpec | None:
-        """Say that a module that moved can be loaded."""
-        return ModuleSpec(fullname, self) if fullname in MOVED else None
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Let the old module give what the new one has."""
-        new = MOVED[module.__name__]
-        message = (
-            f"{module.__name__} is now {new}; the old path goes with the next version."
-        )
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        home = importlib.import_module(new)
-        module.__dict__["__getattr__"] = lambda name: getattr(home, name)
-
-
 # What is called after a module of transformers was imported.
 AFTER_IMPORT = {
     "transformers.models.auto.configuration_auto": "register_configs",
@@ -57,19 +33,18 @@ AFTER_IMPORT = {
 }
 
 
-class AfterImport(MetaPathFinder):
-    """Calls a function of `coulomb.linearise.huggingface` after an import."""
+class ImportHooks(MetaPathFinder, Loader):
+    """Finds the modules of `MOVED`, and adds a call to those of `AFTER_IMPORT`."""
 
     def __init__(self) -> None:
         self._found: set[str] = set()
 
     def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: ModuleType | None = None,
+        self, fullname: str, path: Any, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Let the other finders find a module, and add a call to its execution."""
+        """Load a module that moved, or let others find one that a call comes after."""
+        if fullname in MOVED:
+            return ModuleSpec(fullname, self)
         if fullname not in AFTER_IMPORT or fullname in self._found:
             return None
         self._found.add(fullname)
@@ -85,6 +60,16 @@ class AfterImport(MetaPathFinder):
             loader.exec_module = execute_and_call
         return spec
 
+    def exec_module(self, module: ModuleType) -> None:
+        """Let the old module give what the new one has."""
+        new = MOVED[module.__name__]
+        message = (
+            f"{module.__name__} is now {new}; the old path goes with the next version."
+        )
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        home = importlib.import_module(new)
+        module.__dict__["__getattr__"] = lambda name: getattr(home, name)
+
 
 def _call_after(name: str) -> None:
     ours = importlib.import_module("coulomb.linearise.huggingface")
@@ -92,11 +77,10 @@ def _call_after(name: str) -> None:
 
 
 def register() -> None:
-    """Add the finders once."""
-    if any(isinstance(finder, MovedModules) for finder in sys.meta_path):
+    """Add the hooks once."""
+    if any(isinstance(finder, ImportHooks) for finder in sys.meta_path):
         return
-    sys.meta_path.append(MovedModules())
-    sys.meta_path.insert(0, AfterImport())
+    sys.meta_path.insert(0, ImportHooks())
     for name in AFTER_IMPORT:
         if name in sys.modules:
             _call_after(name)

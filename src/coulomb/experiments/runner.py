@@ -195,7 +195,7 @@ def dask_client(scheduler: str) -> Iterator[Any]:
             yield client
         return
     try:
-        client = Client(scheduler, timeout="10s")
+        client = Client(scheduler)  # waits as long as Dask is configured to
     except (OSError, ValueError) as error:
         raise ParameterError(
             f"`scheduler` must be the address of a Dask scheduler that runs, such as "
@@ -240,25 +240,18 @@ def write_sample(
 
 
 def _invent(name: str, job: Job) -> list[Record]:
+    """Draw records of a job: accuracies below the best possible, lower for controls."""
     key = job_key(name, job)
     rng = np.random.default_rng(int(key, 16))
     learned = job.get("method") == "langevin"
-    controls = (None, "norm-matched", "noise-only") if learned else (None,)
-    sigma = float(job.get("noise", 1.0))
-    best = 0.5 + 0.26 / (1 + sigma / 5)
+    best = 0.5 + 0.26 / (1 + float(job.get("noise", 1.0)) / 5)
     records = []
-    for control in controls:
-        drop = 0.02 + 0.03 * (control is not None) + 0.01 * rng.normal()
-        accuracy = best - drop
-        metrics = {
-            "accuracy": accuracy + 0.02 * rng.normal(),
-            "expected_accuracy": accuracy,
-            "f1": accuracy + 0.02 * rng.normal(),
-            "bayes_accuracy": best,
-        }
+    for control in (None, "norm-matched", "noise-only") if learned else (None,):
+        accuracy = best - 0.02 - 0.03 * (control is not None) - 0.01 * rng.normal()
+        drawn = dict.fromkeys(("accuracy", "f1"), accuracy + 0.02 * rng.normal())
+        metrics = drawn | {"expected_accuracy": accuracy, "bayes_accuracy": best}
         seconds = {"total": math.exp(rng.normal()), "cpu": math.exp(rng.normal())}
         row = job | {"control": control}
-        records.append(
-            Record(name, row, key, "test", metrics, seconds, environment(), INVENTED)
-        )
+        about = (environment(), INVENTED)
+        records.append(Record(name, row, key, "test", metrics, seconds, *about))
     return records
