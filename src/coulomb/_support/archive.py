@@ -5,8 +5,10 @@ is run when it is read. JSON is read with bounds on its size, its nesting and it
 numbers; whatever is wrong with a file is a `FileFormatError` that names it.
 """
 
+import csv
 import enum
 import errno
+import io
 import json
 import math
 import os
@@ -14,7 +16,7 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -338,6 +340,21 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def csv_text(headers: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    r"""Write rows below their headers as comma-separated values, all words harmless.
+
+    Examples
+    --------
+    >>> csv_text(["name", "n"], [("=a", 2), ("b", None)])
+    "name,n\n'=a,2\nb,\n"
+    """
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    for row in (headers, *rows):
+        writer.writerow([harmless(v) if isinstance(v, str) else v for v in row])
+    return file.getvalue()
 
 
 def harmless(words: str) -> str:

@@ -1,23 +1,16 @@
 """From records to tidy tables: means, paired differences and power laws."""
 
-import csv
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from coulomb._support.archive import harmless, write_bytes
+from coulomb._support.archive import csv_text, write_bytes
 from coulomb._support.stats import Difference, fit_power_law, mean_difference
-from coulomb.experiments.records import (
-    COMPRESSED,
-    Job,
-    Record,
-    write_compressed,
-)
+from coulomb.experiments.records import COMPRESSED, Job, Record, write_compressed
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
@@ -147,12 +140,12 @@ def summarise(records: Iterable[Record], metric: str) -> list[Summary]:
     (0.7, 0.1, 2)
     """
     found = []
-    for part in gather(
-        values_of(records, metric),
-        lambda pair: _key(row_of(pair[0]) | {"split": pair[0].split}),
-    ).values():
-        first, values = part[0][0], [value for _, value in part]
-        row = row_of(first) | {"split": first.split}
+    pairs = (
+        (row_of(record) | {"split": record.split}, value)
+        for record, value in values_of(records, metric)
+    )
+    for part in gather(pairs, lambda pair: _key(pair[0])).values():
+        row, values = part[0][0], [value for _, value in part]
         deviation = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
         error = deviation / math.sqrt(len(values))
         mean = float(np.mean(values))
@@ -337,11 +330,7 @@ def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
     2,0.123457
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
-    out = StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(map(harmless, names))
-    writer.writerows([[_cell(row.get(name)) for name in names] for row in rows])
-    return out.getvalue()
+    return csv_text(names, ([_cell(row.get(name)) for name in names] for row in rows))
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -352,4 +341,4 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def _cell(value: Any) -> Any:
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.6g}"
-    return harmless(value) if isinstance(value, str) else value
+    return value

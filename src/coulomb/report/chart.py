@@ -4,13 +4,12 @@ import math
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from itertools import compress
+from typing import Any, NamedTuple, TypeVar
 
-from coulomb._support.archive import harmless
+from coulomb._support.archive import csv_text
 from coulomb.report import asset
-from coulomb.report.tables import write_csv
 
-Item = TypeVar("Item")
 Numbers = tuple[float, ...]
 
 _COLOURS = tomllib.loads(asset("colours.toml"))
@@ -113,6 +112,7 @@ class Dots:
 
 
 Layer = Curve | Histogram | Field | Dots
+Drawn = TypeVar("Drawn", Curve, Dots)
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,8 @@ class Chart:
         words = [f"{self.title}: {self.y.label} against {self.x.label}."]
         for layer in self.layers[:12]:
             if isinstance(layer, Curve) and layer.y:
-                ends = list(zip(layer.x, layer.y, strict=True))[
-                    :: len(layer.y) - 1 or 1
-                ]
+                points = list(zip(layer.x, layer.y, strict=True))
+                ends = points[:: len(points) - 1 or 1]
                 told = ", ".join(f"{y:.3g} at {x:.3g}" for x, y in ends)
                 words.append(f"{layer.name}: {told}.")
             elif isinstance(layer, Dots) and self.y.names:
@@ -162,38 +161,33 @@ def drawable(chart: Chart) -> Chart:
     layers: list[Layer] = []
     for layer in chart.layers:
         if isinstance(layer, Curve):
-            points = enumerate(zip(layer.x, layer.y, strict=True))
-            kept = [i for i, (x, y) in points if chart.x.shows(x) and chart.y.shows(y)]
-            layer = _pick_points(layer, kept, log=chart.y.log)
+            points = zip(layer.x, layer.y, strict=True)
+            kept = [chart.x.shows(x) and chart.y.shows(y) for x, y in points]
+            layer = _pick(layer, kept, "x", "y", "low", "high", "notes")
+            low, high = layer.low, layer.high
+            if chart.y.log:  # a band that reaches zero ends at the edge of the picture
+                low = tuple(max(b, y / 10) for b, y in zip(low, layer.y, strict=False))
+            if not all(map(math.isfinite, (*low, *high))):
+                low = high = ()
+            layer = replace(layer, low=low, high=high)
         elif isinstance(layer, Dots):
-            kept = [i for i, value in enumerate(layer.values) if math.isfinite(value)]
-            layer = replace(
-                layer,
-                values=_take(layer.values, kept),
-                rows=_take(layer.rows, kept),
-                reach=tuple(
-                    r if math.isfinite(r) else 0.0 for r in _take(layer.reach, kept)
-                ),
-            )
+            kept = [math.isfinite(value) for value in layer.values]
+            layer = _pick(layer, kept, "values", "rows", "reach")
+            reach = tuple(r if math.isfinite(r) else 0.0 for r in layer.reach)
+            layer = replace(layer, reach=reach)
         else:
-            kept = [0]
-        if kept:
+            kept = [True]
+        if any(kept):
             layers.append(layer)
     return replace(chart, layers=tuple(layers))
 
 
-def _take(values: tuple[Item, ...], kept: Sequence[int]) -> tuple[Item, ...]:
-    return tuple(values[i] for i in kept) if values else ()
-
-
-def _pick_points(curve: Curve, kept: Sequence[int], *, log: bool) -> Curve:
-    y, low, high = (_take(v, kept) for v in (curve.y, curve.low, curve.high))
-    if log:  # a band that reaches zero ends at the edge of the picture
-        low = tuple(max(end, middle / 10) for end, middle in zip(low, y, strict=False))
-    if not all(map(math.isfinite, (*low, *high))):
-        low = high = ()
-    x, notes = _take(curve.x, kept), _take(curve.notes, kept)
-    return replace(curve, x=x, y=y, low=low, high=high, notes=notes)
+def _pick(layer: Drawn, kept: Sequence[bool], *columns: str) -> Drawn:
+    """Take some entries of the columns of a layer; a column may be empty."""
+    picked: dict[str, Any] = {
+        name: tuple(compress(getattr(layer, name), kept)) for name in columns
+    }
+    return replace(layer, **picked)
 
 
 def numbers(values: Iterable[float | None]) -> Numbers:
@@ -218,11 +212,11 @@ def chart_numbers(chart: Chart) -> str:
     a,1.0,2.0,1.5,2.5
     """
     rows = (
-        (harmless(layer.name), *line)
+        (layer.name, *line)
         for layer in chart.layers
         for line in _lines(layer, chart.y.names)
     )
-    return write_csv(("series", "x", "y", "low", "high"), rows)
+    return csv_text(("series", "x", "y", "low", "high"), rows)
 
 
 def _lines(layer: Layer, names: tuple[str, ...]) -> Iterator[tuple[object, ...]]:
@@ -234,7 +228,7 @@ def _lines(layer: Layer, names: tuple[str, ...]) -> Iterator[tuple[object, ...]]
         for i, (row, value) in enumerate(zip(layer.rows, layer.values, strict=True)):
             reach = layer.reach[i] if layer.reach else None
             ends = ("", "") if reach is None else (value - reach, value + reach)
-            yield (harmless(names[round(row)]), value, *ends)
+            yield (names[round(row)], value, *ends)
     elif isinstance(layer, Histogram):
         for left, height in zip(layer.edges, layer.heights, strict=False):
             yield (left, height, "", "")

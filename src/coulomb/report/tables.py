@@ -1,13 +1,11 @@
 """Tables: cells that know their value, for sorting, marking the best and CSV."""
 
-import csv
-import io
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coulomb._support.archive import harmless
+from coulomb._support.archive import csv_text
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,8 @@ class Table:
     @property
     def csv(self) -> str:
         """The table as comma-separated values, with full precision."""
-        headers = [harmless(column.header) for column in self.columns]
-        return write_csv(headers, ([_saved(cell) for cell in row] for row in self.rows))
+        headers = [column.header for column in self.columns]
+        return csv_text(headers, ([_saved(cell) for cell in row] for row in self.rows))
 
 
 def number(value: float | None, *, digits: int = 3, detail: str = "") -> Cell:
@@ -135,16 +133,6 @@ def mark_best(table: Table) -> Table:
     return replace(table, rows=tuple(tuple(row) for row in rows))
 
 
-def write_csv(headers: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """Write rows below their headers as comma-separated values."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\r\n")
-    writer.writerow(headers)
-    writer.writerows(rows)
-    return file.getvalue()
-
-
-def _saved(cell: Cell) -> str:
-    if cell.value is not None:
-        return repr(cell.value)
-    return "" if cell.text == "–" else harmless(cell.text)
+def _saved(cell: Cell) -> str | float:
+    words = "" if cell.text == "–" else cell.text
+    return words if cell.value is None else cell.value
