@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from coulomb.report import asset
@@ -43,20 +42,17 @@ def interactive(chart: Chart) -> dict[str, Any]:
     >>> figure["data"][0]["name"]
     '&lt;b>a'
     """
-    figure = go.Figure()
+    curves = [layer for layer in chart.layers if isinstance(layer, Curve)]
+    x = _axis(chart.x, [x for layer in curves for x in layer.x])
+    y = _axis(chart.y, [y for layer in curves for y in layer.y])
+    if chart.square:
+        x["constrain"] = "domain"
+        y |= {"scaleanchor": "x", "scaleratio": 1}
+    traces: list[dict[str, Any]] = []
     for layer in chart.layers:
         draw: Any = _TRACES[type(layer)]
-        figure.add_traces(draw(layer, chart.y))
-    curves = [layer for layer in chart.layers if isinstance(layer, Curve)]
-    figure.update_layout(
-        **_STYLE["layout"],
-        xaxis=_axis(chart.x, [x for layer in curves for x in layer.x]),
-        yaxis=_axis(chart.y, [y for layer in curves for y in layer.y]),
-    )
-    if chart.square:
-        figure.update_yaxes(scaleanchor="x", scaleratio=1)
-        figure.update_xaxes(constrain="domain")
-    return json.loads(figure.to_json())
+        traces += draw(layer, chart.y)
+    return {"data": traces, "layout": _STYLE["layout"] | {"xaxis": x, "yaxis": y}}
 
 
 def plain_text(text: str) -> str:
@@ -64,83 +60,88 @@ def plain_text(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
-def _named(layer: Layer, part: str) -> dict[str, Any]:
+def _trace(kind: str, layer: Layer, part: str, **more: Any) -> dict[str, Any]:
     """Say what a trace is of: the page finds it by its method and its part."""
     slot = 0 if isinstance(layer, Field) else layer.ink.slot
     meta = {"slot": slot, "part": part, "method": layer.name}
-    return {"name": plain_text(layer.name), "meta": meta}
+    return {"type": kind, "name": plain_text(layer.name), "meta": meta, **more}
 
 
-def _curve(curve: Curve, _: Axis) -> list[Any]:
+def _curve(curve: Curve, _: Axis) -> list[dict[str, Any]]:
     colour = LIGHT[curve.ink.slot]
-    line = go.Scatter(
+    line = _trace(
+        "scatter",
+        curve,
+        "line",
         x=_round(curve.x),
         y=_round(curve.y),
         mode="+".join(["lines"] * curve.line + ["markers"] * curve.points),
         line={"color": colour, "width": 2, "dash": _DASHES[curve.ink.dash]},
         marker={"color": colour, "size": 6, "symbol": _MARKERS[curve.ink.marker]},
-        **_named(curve, "line"),
     )
     if curve.notes:
-        line.text = [plain_text(note) for note in curve.notes]
-        line.hovertemplate = "%{text}<extra>%{fullData.name}</extra>"
+        line["text"] = [plain_text(note) for note in curve.notes]
+        line["hovertemplate"] = "%{text}<extra>%{fullData.name}</extra>"
     if not curve.low:
         return [line]
     if not curve.line:
         middle, low, high = (np.array(v) for v in (curve.y, curve.low, curve.high))
-        line.error_y = {"array": _round(high - middle)}
-        line.error_y.arrayminus = _round(middle - low)
-        return [line]
-    band = go.Scatter(
+        ends = {"array": _round(high - middle), "arrayminus": _round(middle - low)}
+        return [line | {"error_y": ends}]
+    band = _trace(
+        "scatter",
+        curve,
+        "band",
         x=_round(curve.x + curve.x[::-1]),
         y=_round(curve.high + curve.low[::-1]),
         fill="toself",
         mode="none",
         fillcolor=_faded(colour),
         hoverinfo="skip",
-        **_named(curve, "band"),
     )
     return [band, line]
 
 
-def _dots(dots: Dots, axis: Axis) -> list[Any]:
-    colour = LIGHT[dots.ink.slot]
-    trace = go.Scatter(
+def _dots(dots: Dots, axis: Axis) -> list[dict[str, Any]]:
+    trace = _trace(
+        "scatter",
+        dots,
+        "line",
         x=_round(dots.values),
         y=_round(dots.rows),
         mode="markers",
         text=[plain_text(axis.names[round(row)]) for row in dots.rows],
         hovertemplate="%{text}: %{x:.4f}<extra>%{fullData.name}</extra>",
-        marker={"color": colour, "size": 8, "symbol": _MARKERS[dots.ink.marker]},
-        error_x={"array": _round(dots.reach)} if dots.reach else None,
-        **_named(dots, "line"),
+        marker={
+            "color": LIGHT[dots.ink.slot],
+            "size": 8,
+            "symbol": _MARKERS[dots.ink.marker],
+        },
     )
-    return [trace]
+    reach = {"error_x": {"array": _round(dots.reach)}} if dots.reach else {}
+    return [trace | reach]
 
 
-def _histogram(bars: Histogram, _: Axis) -> list[Any]:
+def _histogram(bars: Histogram, _: Axis) -> list[dict[str, Any]]:
     edges = np.array(bars.edges)
-    colour = LIGHT[bars.ink.slot]
-    trace = go.Bar(
-        x=_round((edges[:-1] + edges[1:]) / 2),
-        y=_round(bars.heights),
-        width=_round(np.diff(edges)),
-        marker={"color": colour, "opacity": 0.35, "line": {"width": 0}},
-        **_named(bars, "bars"),
-    )
-    return [trace]
+    look = {"color": LIGHT[bars.ink.slot], "opacity": 0.35, "line": {"width": 0}}
+    places = _round((edges[:-1] + edges[1:]) / 2)
+    size = {"y": _round(bars.heights), "width": _round(np.diff(edges))}
+    return [_trace("bar", bars, "bars", x=places, **size, marker=look)]
 
 
-def _field(field: Field, _: Axis) -> list[Any]:
+def _field(field: Field, _: Axis) -> list[dict[str, Any]]:
     title = {"text": plain_text(field.name), "side": "right"}
-    trace = go.Heatmap(
+    trace = _trace(
+        "heatmap",
+        field,
+        "field",
         x=_round(field.x),
         y=_round(field.y),
         z=[_round(row) for row in field.z],
         colorscale="Cividis",
         colorbar={"title": title, "thickness": 12, "outlinewidth": 0},
         hovertemplate="%{z:.4g}<extra></extra>",
-        **_named(field, "field"),
     )
     return [trace]
 
