@@ -6,7 +6,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,17 +14,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from coulomb._support.archive import check_output, read_json, write_bytes
-from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
+from coulomb._support.errors import CoulombError, ParameterError
 from coulomb._support.progress import progress_bar
 from coulomb._version import __version__
 from coulomb.experiments.claims import SMOKE, is_smoke, learned
-from coulomb.experiments.records import (
-    FILE,
-    FRAMES,
-    Record,
-    experiment_folders,
-    load_records,
-)
+from coulomb.experiments.records import FILE, FRAMES, Record, load_experiments
 from coulomb.experiments.summary import paired, select
 from coulomb.report import asset
 from coulomb.report.chart import (
@@ -39,18 +32,23 @@ from coulomb.report.chart import (
 from coulomb.report.interactive import interactive, library
 from coulomb.report.movie import Run, pack, print_runs, read_runs
 from coulomb.report.print import printed
-from coulomb.report.rows import EXPECTED, clean, place_of, whose
+from coulomb.report.rows import (
+    EXPECTED,
+    clean,
+    metric_tables,
+    place_of,
+    slug,
+    whose,
+)
 from coulomb.report.sections import SECTIONS, Section
 from coulomb.report.sections.claims import told, view_claims
-from coulomb.report.sections.default import general_section
-from coulomb.report.sections.phase_a import phase_a_section
 from coulomb.report.sections.synthetic import (
     budget_section,
     noise_section,
     runtime_section,
     strength_section,
 )
-from coulomb.report.sections.text import text_section
+from coulomb.report.sections.text import phase_a_section, text_section
 from coulomb.report.sections.theory import PARTS, theory_sections
 from coulomb.report.tables import Column, Header, Table, tabulate
 
@@ -84,34 +82,23 @@ def read_results(folder: Path) -> Results:
             "`coulomb reproduce` makes one."
         )
     problems: list[str] = []
-
-    @contextmanager
-    def attempt() -> Iterator[None]:
-        """Note what cannot be read, as the reader of the page sees the folder."""
-        try:
-            yield
-        except (CoulombError, OSError) as error:
-            problems.append(clean(str(error).replace(f"{folder}/", ""), 300))
-
-    records: dict[str, list[Record]] = {}
-    for path in experiment_folders(folder):
-        with attempt():
-            found = load_records(path, problems)
-            if not found:
-                raise FileFormatError(f"{path / FILE}: holds no finished record.")
-            records[path.name] = found
+    records = load_experiments(folder, problems)
+    for name in [name for name, found in records.items() if not found]:
+        problems.append(f"{name}/{FILE}: holds no finished record.")
+        del records[name]
     runs: list[Run] = []
-    for path in sorted(folder.glob(f"*/{FRAMES}")):
-        with attempt():
-            runs.extend(read_runs(path))
     theory = {}
     for path in sorted([*folder.glob("*.json"), *folder.glob("*/*.json")]):
-        with attempt():
+        try:
             if path.name == FRAMES:
+                runs.extend(read_runs(path))
                 continue
             content = read_json(path, finite=False, complaint=": not JSON")
             if isinstance(content, dict) and set(PARTS.values()) & set(content):
                 theory[str(path.relative_to(folder).with_suffix(""))] = content
+        except (CoulombError, OSError) as error:
+            problems.append(str(error))
+    problems = [clean(each.replace(f"{folder}/", ""), 300) for each in problems]
     if not (records or runs or theory):
         detail = f" {problems[0]}" if problems else ""
         raise ParameterError(
@@ -153,7 +140,7 @@ def arrange(results: Results) -> Contents:
         if name in PARTS:
             continue
         try:
-            sections.append(_BUILDERS.get(name, general_section)(records[name]))
+            sections.append(_BUILDERS.get(name, _default_section)(records[name]))
         except _BROKEN as error:
             problems.append(
                 f"{clean(name)}: cannot be drawn, because a record lacks something "
@@ -175,6 +162,14 @@ def arrange(results: Results) -> Contents:
         sections=sections,
         settings_tables=[_settings(results), _environments(everything)],
     )
+
+
+def _default_section(records: Sequence[Record]) -> Section:
+    """Show every metric of every row of an experiment without a section of its own."""
+    name = clean(records[0].experiment)
+    title = name.capitalize()
+    tables = metric_tables(name, records)
+    return Section(f"x-{slug(name)}", title, title, tables=tables)
 
 
 def _noise_findings(results: Results) -> Iterator[str]:

@@ -30,6 +30,7 @@ Estimate = Difference
 
 _LETTERS = {"gamma": "γ", "strength": "λ", "exponent": "s"}
 _OTHERS = [1, 2, 3, 4, 5, 6, 7]
+_MOST_ROWS = 500  # of a table of every metric
 _NAMING = {"method", "constants", "control"}
 _SEEDS = {"seed", "trial", "head"}
 LONGEST_NAME = 60
@@ -273,28 +274,55 @@ def difference_table(
     """Tabulate learned minus its controls and minus fixed features, paired by trial."""
     learned = select(records, method="langevin", control=None)
     levels = sorted({s for r in learned if (s := place_of(r, "noise")) is not None})
-    columns: list[Header] = ["learned row", "constants"]
+    places: dict[str, Any] = {"difference": levels}
     if by_noise:
-        columns += ["minus", *(Column(f"σ = {tick(level)}") for level in levels)]
-    else:
-        columns += [Column(f"minus {_rival(name)}") for name in _RIVALS]
+        places = {f"σ = {tick(level)}": level for level in levels}
+    columns: list[Header] = ["learned row", "constants", "minus", *map(Column, places)]
     body: list[tuple[Cell | str, ...]] = []
     for row, part in by_row(learned, COMMON).items():
-        words = (row.label, whose_short(row.constants))
-        others = {name: _rivals(name, row, records) for name in _RIVALS}
-        if not by_noise:
-            body.append((*words, *(_difference(part, others[n]) for n in _RIVALS)))
-            continue
         for name in _RIVALS:
+            rivals = _rivals(name, row, records)
             cells = [
-                _difference(
-                    select(part, noise=level), select(others[name], noise=level)
-                )
-                for level in levels
+                _difference(select(part, noise=at), select(rivals, noise=at))
+                for at in places.values()
             ]
+            words = (row.label, whose_short(row.constants), _rival(name))
             if any(cell.value is not None for cell in cells):
-                body.append((*words, _rival(name), *cells))
+                body.append((*words, *cells))
     return tabulate(key, caption, columns, body, _PAIRED)
+
+
+def metric_tables(name: str, records: Sequence[Record]) -> list[Table]:
+    """Tabulate every metric, averaged over the repetitions of a row."""
+    if not records:
+        return []
+    keys = sorted({key for record in records for key in record.job})
+    # What follows from the method says nothing more about a row.
+    methods = gather(records, lambda record: repr(record.job.get("method")))
+    free = {key for part in methods.values() for key in varying(part, keys)}
+    constant = set(keys) - free
+    named = {key for record in records for key in record.metrics}
+    shown = sorted(key for key in named if values_of(records, key))
+
+    def mean(key: str, part: Sequence[Record]) -> Cell:
+        return averaged(estimate(part, key), error=".2g")
+
+    rows = [
+        (
+            row.label,
+            row.constants or "–",
+            *(mean(key, part) for key in shown),
+            len(part),
+        )
+        for row, part in by_row(records, constant - {"method", "constants"}).items()
+    ]
+    names = [Column(clean(key).replace("_", " ")) for key in shown]
+    columns: list[Header] = ["row", "constants", *names, Column("records")]
+    note = "Mean ± standard error over trials."
+    if len(rows) > _MOST_ROWS:
+        note += f" The first {_MOST_ROWS} of {len(rows)} rows."
+    key, caption = f"{slug(name)}-metrics", f"Metrics of {name}"
+    return [tabulate(key, caption, columns, rows[:_MOST_ROWS], note)]
 
 
 def by_constants(records: Sequence[Record]) -> dict[str, list[Record]]:

@@ -18,9 +18,8 @@ from coulomb.report.chart import (
     Numbers,
     numbers,
 )
-from coulomb.report.rows import clean
+from coulomb.report.rows import clean, metric_tables
 from coulomb.report.sections import Group, Section, named_section
-from coulomb.report.sections.default import metric_tables
 
 # The part of the numbers that tells which verb wrote them.
 PARTS = {"meanfield": "flow", "deviations": "deviations"}
