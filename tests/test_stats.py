@@ -15,6 +15,7 @@ from coulomb._support.stats import (
     fit_power_law,
     mean_difference,
     paired_p_value,
+    permutation_p_value,
     prediction_p_value,
 )
 
@@ -44,6 +45,13 @@ def test_a_prediction_interval_errs_as_often_as_it_says():
 def test_no_spread():
     assert prediction_p_value(1.0, [0.5, 0.5]) == 0
     assert prediction_p_value(0.5, [0.5, 0.5]) == 1
+
+
+def test_a_permutation_test_counts_ties_and_the_value_itself():
+    """A statistic that ignores the labels ties with every shuffle: its p-value is 1."""
+    assert permutation_p_value(0.5, [0.5, 0.5, 0.5]) == 1
+    assert permutation_p_value(0.5, [0.5, 0.4, 0.6]) == 0.75
+    assert permutation_p_value(1.0, [0.0] * 19) == 0.05
 
 
 def test_fits_recover_lines_with_their_errors(rng):

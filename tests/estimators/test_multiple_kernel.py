@@ -1,9 +1,5 @@
 """Multiple-kernel learning: the weights, the machine, the messages."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -14,6 +10,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from coulomb._support.errors import ParameterError, ParameterTypeError
 from coulomb.estimators import baselines as multiple_kernel
@@ -323,26 +320,53 @@ def test_regression_is_kernel_ridge_on_the_mixture(alpha):
     assert alignment(model.kernel_weights_, kernels, ideal) > best - 1e-9
 
 
-def test_the_same_bits_on_one_and_two_threads():
-    """In processes of their own: BLAS is told its threads when it starts."""
-    code = """
-import hashlib, numpy as np
-from coulomb.estimators import MultipleKernelClassifier, MultipleKernelRegressor
-X = np.random.default_rng(0).normal(size=(700, 30))
-y = (X[:, 0] * X[:, 1] > 0).astype(int)
-found = [MultipleKernelRegressor().fit(X, X[:, 0]).predict(X[:99])]
-for method in ("alignf", "margin"):
-    model = MultipleKernelClassifier((0.01, 0.1), method=method).fit(X, y)
-    found += [model.kernel_weights_, model.decision_function(X[:99])]
-print(hashlib.sha256(np.concatenate(found).tobytes()).hexdigest())
-"""
-    printed = set()
-    for threads in "12":
-        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-        chosen = os.environ | dict.fromkeys(names, threads)
-        run = subprocess.run(
-            [sys.executable, "-c", code], env=chosen, capture_output=True, text=True
-        )
-        assert run.returncode == 0, run.stderr
-        printed.add(run.stdout)
-    assert len(printed) == 1
+def blas_threads():
+    found = [each for each in threadpool_info() if each["user_api"] == "blas"]
+    return max(each["num_threads"] for each in found)
+
+
+class Watched(np.ndarray):
+    """An array that notes how many threads BLAS has when it is multiplied."""
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+        self.seen.append(blas_threads())
+        plain = [np.asarray(each) for each in inputs]
+        return getattr(ufunc, method)(*plain, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        MultipleKernelClassifier(method="alignf"),
+        MultipleKernelClassifier(method="margin"),
+        MultipleKernelRegressor(),
+    ],
+    ids=["alignf", "margin", "regressor"],
+)
+def test_the_same_bits_on_one_and_two_threads(model):
+    """BLAS has one thread where sums are taken: their bits may depend on threads."""
+    X = np.random.default_rng(0).normal(size=(300, 10))
+    y = X[:, 0] if isinstance(model, MultipleKernelRegressor) else X[:, 0] > 0
+    seen, found = [], []
+
+    def kernel(a, b):
+        seen.append(blas_threads())
+        return a @ b.T
+
+    model.set_params(kernels=["rbf", kernel])
+    for threads in (1, 2):
+        with threadpool_limits(limits=threads, user_api="blas"):
+            assert blas_threads() == threads
+            model.fit(X, y)
+            calls = len(seen)
+            decide = getattr(model, "decision_function", model.predict)
+            found.append(np.concatenate([model.kernel_weights_, decide(X[:99])]))
+            assert len(seen) > calls
+            if isinstance(model, MultipleKernelRegressor):
+                model.dual_coef_ = model.dual_coef_.view(Watched)
+                model.dual_coef_.seen = seen
+                calls = len(seen)
+                model.predict(X[:9])
+                assert len(seen) > calls + 1  # by the kernel and by the product
+    assert set(seen) == {1}
+    assert (found[0] == found[1]).all()

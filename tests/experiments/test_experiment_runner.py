@@ -15,14 +15,21 @@ from coulomb.experiments.base import AbstractExperiment, Outcome, experiments
 from coulomb.experiments.records import FILE
 from coulomb.experiments.runner import run_experiment
 
-SMOKE = Settings("smoke")
+# Jobs of vectors and of text, learned ones with their controls among them.
+SMOKE = Settings(
+    "smoke",
+    only={
+        "constants": ("default",),
+        "method": ("fixed", "langevin", "vanilla-softmaxfeat"),
+    },
+)
 NAME = "budget"
-CODE = """
+CODE = f"""
 import sys
 from pathlib import Path
 from coulomb.experiments import Settings
 from coulomb.experiments.runner import run_experiment
-run_experiment("budget", Path(sys.argv[1]), Settings("smoke"))
+run_experiment("budget", Path(sys.argv[1]), Settings("smoke", only={SMOKE.only!r}))
 """
 
 
