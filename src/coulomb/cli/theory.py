@@ -70,7 +70,7 @@ def meanfield(
     import torch
 
     from coulomb import theory
-    from coulomb._support.seeds import make_generator
+    from coulomb._support.checks import make_generator
     from coulomb.interactions import Riesz
 
     output.check_outputs(figure, json)
@@ -161,7 +161,7 @@ def deviations(
     --counts 2,3,4,5 --strength 0.2`
     """
     from coulomb import theory
-    from coulomb._support.seeds import make_generator
+    from coulomb._support.checks import make_generator
     from coulomb.interactions import Riesz
 
     output.check_outputs(figure, json)

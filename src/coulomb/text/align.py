@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from coulomb._support.archive import write_archive
+from coulomb._support.checks import make_generator
 from coulomb._support.errors import ParameterError
 from coulomb._support.ranks import ALONE, Ranks
-from coulomb._support.seeds import make_generator
 from coulomb.attention import AlignmentResult, AlignmentSettings, align
 from coulomb.attention.align import starts
 from coulomb.attention.align.problem import Batch as Parts

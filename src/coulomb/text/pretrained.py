@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from coulomb._support import archive
+from coulomb._support.checks import make_generator
 from coulomb._support.errors import FileFormatError, ParameterError
-from coulomb._support.seeds import make_generator
 from coulomb.attention.encoder.encoder import EncoderSettings
 from coulomb.attention.encoder.layout import Layout, TokenBatch
 from coulomb.attention.layers.base import in_mode, make_linear

@@ -24,11 +24,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from coulomb._support.archive import plain, working_in, write_archive, write_json
-from coulomb._support.checks import check_count
+from coulomb._support.checks import check_count, make_generator
 from coulomb._support.errors import DivergedError, FileFormatError, ParameterError
 from coulomb._support.progress import progress_bar
 from coulomb._support.ranks import ALONE, Ranks
-from coulomb._support.seeds import make_generator
 from coulomb.attention.encoder.layout import IGNORED, TokenBatch
 from coulomb.attention.encoder.packed import recycle_gradient
 from coulomb.dynamics.loop import load_run
