@@ -533,10 +533,10 @@ def _write_csv(file: TextIO, rows: Iterable[Any], classes: Sequence[Any]) -> Non
 
     table = csv.writer(file, lineterminator="\n")
     table.writerow(["text", "prediction", *(f"p_{label}" for label in classes)])
+    joint = "\t" if classes else " "  # of the texts of a pair, or of words to tag
     for row in rows:
         text, best = row["text"], row["prediction"]
-        # Words and tags are lists, the texts of a pair are two.
-        text = text if isinstance(text, str) else (" \t"[bool(classes)]).join(text)
+        text = text if isinstance(text, str) else joint.join(text)
         best = " ".join(map(str, best)) if isinstance(best, list) else str(best)
         chances = row.get("probabilities", {}).values()
         table.writerow([harmless(text), harmless(best), *map("{:.6f}".format, chances)])

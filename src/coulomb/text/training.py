@@ -116,7 +116,6 @@ def train(
         trainer.resume()
         with show(trainer.total, progress, log_dir) as display:
             trainer.run(display)
-    ranks.wait()
     # What is left to do may write files of its own.
     done: Trained = ranks.share(trainer.finish() if ranks.writes else None)
     return done
@@ -224,7 +223,7 @@ def _go_on(
         store=store,
         save_every=save_every,
         progress=progress,
-        log_dir=folder / "tensorboard" if tensorboard else None,
+        log_dir=folder / "tensorboard" if tensorboard and ranks.writes else None,
     )
     if not ranks.writes:
         return trained
