@@ -396,6 +396,7 @@ class Trainer:
         """Read what a checkpoint counts; a wrong type, sign or size is refused."""
         most = {"step": self.total, "best_epoch": self.total}
         known: dict[str, Any] = {part.name: part.type for part in fields(Progress)}
+        known["alignment"] = dict | None
         for name in (*known, *facts):
             value, kind = facts.get(name), known.get(name, ())
             # What is not finite would be None in plain data.
