@@ -237,15 +237,16 @@ def _attention_checks() -> dict[str, _Check]:
         return _with_gradients(attend, *x, positions)
 
     def packed(name: str) -> "list[Tensor]":
-        attend = attention.packed_attention
-        return _with_gradients(lambda *x: attend(*x, particles, name, bounds), *rows)
+        def attend(q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor":
+            return attention.packed_attention(q, k, v, particles, name, bounds)
+
+        return _with_gradients(attend, *rows)
 
     def decode(name: str) -> "list[Tensor]":
         state = attention.init_state(particles, name, batch=4, heads=4, dim_v=32)
         for t in range(3):
-            out, state = attention.decode_step(
-                state, *short[:, :4, :, t], particles, name
-            )
+            q, k, v = short[:, :4, :, t]
+            out, state = attention.decode_step(state, q, k, v, particles, name)
         return [out, *state]
 
     checks: dict[str, _Check] = {}
