@@ -37,8 +37,8 @@ run: install
 test: install check
 	$(BIN)/python -m pytest --numprocesses 2 -m "not long"
 
-test-all: test
-	$(BIN)/python -m pytest --numprocesses 2 -m long
+test-all: install check
+	$(BIN)/python -m pytest --numprocesses 2
 
 check: install
 	$(BIN)/ruff check .

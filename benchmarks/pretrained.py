@@ -20,7 +20,7 @@ import transformers
 from torch import nn
 from torch.nn import functional
 
-from coulomb._support.seeds import make_generator
+from coulomb._support.checks import make_generator
 from coulomb.text import load_task, preset
 from coulomb.text.pretrained import installed_encoder, load_tokenizer
 from coulomb.text.setup import ORDER, set_up

@@ -37,6 +37,7 @@ from coulomb.attention import (
 )
 from coulomb.attention.encoder.layout import TokenBatch, pad
 from coulomb.attention.encoder.packed import PackedHeads, packed_logits
+from coulomb.text.settings import preset
 from coulomb.text.setup import trim_vocabulary
 from coulomb.text.training import make_optimiser
 
@@ -237,7 +238,7 @@ def naive_step(model: KernelEncoder, row: str) -> Step:
 
 
 def packed_step(model: KernelEncoder, kept: Tensor, *, drops: bool) -> Step:
-    optimiser = make_optimiser(model.parameters(), lr=LR)
+    optimiser = make_optimiser(model, preset("default", {"lr": LR}).train)
     numbers = torch.zeros(VOCABULARY, dtype=torch.int64)
     numbers[kept] = torch.arange(len(kept))
 

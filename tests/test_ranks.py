@@ -11,13 +11,16 @@ from contextlib import suppress
 import psutil
 import pytest
 import torch
+import typer.testing
 
 from coulomb._support.ranks import Ranks
+from coulomb.cli.main import app
 
+RUNNER = typer.testing.CliRunner()
 SECONDS = 200  # for what takes a tenth of it on an idle machine
 SMALL = "--preset default --width 16 --n-features 8 --n-heads 2 --n-layers 1 --lr 0.01"
 SMALL += " --ffn-width 32 --batch-size 10 --dropout 0 --word-dropout 0.1 --seed 3"
-SMALL += " --min-steps 0 --align-epochs 2 --threads 1"
+SMALL += " --min-steps 0 --align-epochs 2 --threads 1 --epochs 12"
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COULOMB_TUNE": "0"}
 
 # What every process computes of its own rows must be what one computes of all.
@@ -152,14 +155,6 @@ def data(tmp_path_factory):
     return folder
 
 
-def train(data, folder, *, launch=(sys.executable,), epochs=2, more=""):
-    command = (
-        f"train texts.csv --text text --label label --validation judged.csv {SMALL}"
-    )
-    words = [*command.split(), "--epochs", str(epochs), "--out", str(folder)]
-    return [*launch, "-m", "coulomb", *words, *more.split()]
-
-
 def history(folder):
     lines = (folder / "history.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
@@ -167,28 +162,24 @@ def history(folder):
 
 @pytest.mark.slow
 def test_two_processes_train_as_one_and_one_goes_on_after_a_kill(data, tmp_path):
-    """Phase A, Phase B, a process that is killed, and a resume with one alone."""
-    one, two, cut = (tmp_path / name for name in ("one", "two", "cut"))
-    run(*train(data, one), folder=data)
-    done = run(*train(data, two, launch=launch()), folder=data)
-    assert done.stdout.count("Best epoch") == 1
-    for a, b in zip(history(one), history(two), strict=True):
-        assert (a["phase"], a["step"]) == (b["phase"], b["step"])
-        for name in {"loss", "alignment", "held_out"} & set(a):
-            assert b[name] == pytest.approx(a[name], rel=1e-4), name
-    found = [json.loads((x / "metrics.json").read_text()) for x in (one, two)]
-    assert found[0]["metrics"]["accuracy"] == found[1]["metrics"]["accuracy"]
+    """Phase A, Phase B, a process that is killed, and a resume with one alone.
 
-    command = train(data, cut, launch=launch(), epochs=12, more="--save-every 5")
+    All of it is what one process does, up to the order of sums in float32.
+    """
+    one, two, told = (tmp_path / name for name in ("one", "two", "told.txt"))
+    words = f"train {data / 'texts.csv'} --text text --label label --save-every 5"
+    words = f"{words} --validation {data / 'judged.csv'} {SMALL}".split()
     began, children = time.monotonic(), []
-    told = tmp_path / "told.txt"  # a pipe would fill up and hold the writers
-    with told.open("w") as file:
+    command = [*launch(), "-m", "coulomb", *words, "--out", str(two)]
+    with told.open("w") as file:  # a pipe would fill up and hold the writers
         running = subprocess.Popen(command, cwd=data, env=ENVIRONMENT, stderr=file)
     try:
-        while not (cut / "history.jsonl").exists() or len(history(cut)) < 9:
+        done = RUNNER.invoke(app, [*words, "--out", str(one)])
+        assert done.exit_code == 0, done.output
+        while not (two / "history.jsonl").exists() or len(history(two)) < 9:
             assert running.poll() is None, told.read_text()
             assert time.monotonic() < began + SECONDS
-            time.sleep(0.05)
+            time.sleep(0.02)
         children = psutil.Process(running.pid).children()
         children[-1].kill()
         running.wait(timeout=SECONDS)
@@ -201,6 +192,10 @@ def test_two_processes_train_as_one_and_one_goes_on_after_a_kill(data, tmp_path)
     assert running.returncode != 0
     sentences = [line for line in said.splitlines() if line.startswith("coulomb:")]
     assert len(sentences) == 1, said
-    assert f"--resume {cut}" in sentences[0]
-    run(sys.executable, "-m", "coulomb", "train", "--resume", str(cut), folder=data)
-    assert history(cut)[-1]["epoch"] == 12
+    assert f"--resume {two}" in sentences[0]
+    done = RUNNER.invoke(app, ["train", "--resume", str(two)])
+    assert done.exit_code == 0, done.output
+    for a, b in zip(history(one), history(two), strict=True):
+        assert (a["phase"], a["step"]) == (b["phase"], b["step"])
+        for name in {"loss", "alignment", "held_out"} & set(a):
+            assert b[name] == pytest.approx(a[name], rel=1e-3), name

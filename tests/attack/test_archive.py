@@ -15,8 +15,8 @@ from coulomb._support.archive import (
     write_archive,
     write_whole,
 )
+from coulomb._support.checks import make_generator
 from coulomb._support.errors import CoulombError, FileFormatError
-from coulomb._support.seeds import make_generator
 
 TAKEN = {
     "[" * 64 + "]" * 64: [],

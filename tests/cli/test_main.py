@@ -44,7 +44,9 @@ def test_unknown_verbs_are_refused():
     assert "No such command 'dmeo'" in result.output
 
 
-def test_demo(tmp_path):
+def test_demo(tmp_path, monkeypatch):
+    few = {"synthetic": 24, "breast cancer": 8, "digits": 8}
+    monkeypatch.setattr("coulomb.cli.demo._COMPONENTS", few)
     out = tmp_path / "out"
     result = RUNNER.invoke(app, ["demo", "--trials", "2", "--out", str(out)])
     assert result.exit_code == 0, result.output

@@ -1,12 +1,18 @@
 """Pretrained encoders in training: packed, linear, resumed, exported."""
 
 import importlib
+import json
+import os
 import shutil
+import socket
+import subprocess
+import sys
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from text_cases import OTHER, reviews, tagged
+from text_cases import OTHER, reviews, tagged, write_csv
 
 from coulomb._support.errors import CoulombError, FileFormatError
 from coulomb.attention.encoder.layout import TokenBatch
@@ -16,6 +22,8 @@ from coulomb.text import (
     TextClassifier,
     build_corpus,
     preset,
+    pretrained,
+    read_corpus,
     resume_folder,
     train_in_folder,
 )
@@ -208,7 +216,11 @@ def test_dropout_is_a_function_of_its_seed(bert):
     ],
     ids=["softmax", "before", "after", "head"],
 )
-def test_a_run_is_learned_resumed_loaded_and_exported(changes, bert, tmp_path):
+def test_a_run_is_learned_resumed_loaded_and_exported(
+    changes, bert, tmp_path, monkeypatch
+):
+    quick = partial(pretrained.linearise, steps=40, distil_steps=10)
+    monkeypatch.setattr(pretrained, "linearise", quick)
     corpus = build_corpus("reviews", reviews(160), validation_share=0.2)
     whole = begun(tmp_path / "whole", corpus, encoder=bert, **changes)
     # Of a frozen encoder with random weights nothing can be asked.
@@ -302,6 +314,45 @@ def _check_export(out, texts, chances):
             torch.testing.assert_close(
                 logits.softmax(dim=0), expected, rtol=1e-3, atol=1e-4
             )
+
+
+ACCELERATE = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no"
+ACCELERATE += " --dynamo_backend no -m coulomb"
+
+
+@pytest.mark.slow
+def test_two_processes_of_accelerate_train_an_encoder_as_one(bert, tmp_path):
+    """One row is left for the last batch; sums in another order change float32 only."""
+    pytest.importorskip("accelerate")
+    file = write_csv(tmp_path / "texts.csv", *reviews(71))
+    changes = {"dropout": 0.0, "epochs": 2, "batch_size": 31, "attention": "softmax"}
+    flags = [f"--{k.replace('_', '-')}={x}" for k, x in (QUICK | changes).items()]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = f"--main_process_port={free.getsockname()[1]}"
+    verb = f"train {file} --text review --label sentiment --encoder {bert}"
+    command = [sys.executable, "-m", "accelerate.commands.launch", port]
+    command += f"{ACCELERATE} {verb}".split()
+    done = subprocess.run(
+        [*command, *flags, "--out", str(tmp_path / "two")],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Best epoch") == 1
+    corpus = read_corpus(file, text=["review"], label="sentiment")
+    assert len(corpus.split("train")) % 31 == 1
+    begun(tmp_path / "one", corpus, encoder=bert, **changes)
+    one, two = (
+        [json.loads(x) for x in (folder / "history.jsonl").read_text().splitlines()]
+        for folder in (tmp_path / "one", tmp_path / "two")
+    )
+    for a, b in zip(one, two, strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-3)
+    assert Predictor.load(tmp_path / "two").classes == corpus.classes
 
 
 def test_pairs_tags_and_many_classes(bert, tmp_path):

@@ -113,7 +113,7 @@ def test_killed_runs_end_as_if_nothing_had_happened(
         child = FORK.Process(target=work, args=(folder, corpus, vocabulary))
         child.start()
         # Late attempts are given time, so that the run ends whatever the machine.
-        child.join(moments.uniform(0.0, 0.25) * (1 if attempt < 40 else attempt))
+        child.join(moments.uniform(0.0, 0.25) * (1 if attempt < 12 else attempt))
         if not child.is_alive():
             assert child.exitcode == 0
             break

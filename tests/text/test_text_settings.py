@@ -21,7 +21,7 @@ def test_settings_have_no_defaults():
     """So that a preset states everything, and inherits nothing."""
     with pytest.raises(CoulombError, match=r"missing: attention, .*, seed"):
         TextSettings()
-    assert len(SETTINGS) == 50
+    assert len(SETTINGS) == 51
     for record in GROUPS.values():
         with pytest.raises(TypeError, match="missing"):
             record()

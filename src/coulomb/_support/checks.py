@@ -1,11 +1,11 @@
-"""Checks of arguments: numbers, counts, seeds, memory, labels and names."""
+"""Checks of arguments: numbers, counts, seeds and their streams, labels, names."""
 
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import pairwise
 from numbers import Integral, Real
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from coulomb._support.errors import (
     ParameterError,
@@ -13,6 +13,9 @@ from coulomb._support.errors import (
     shown,
     unknown_name,
 )
+
+if TYPE_CHECKING:
+    from torch import Generator
 
 Member = TypeVar("Member")
 Registered = TypeVar("Registered", bound=Callable[..., Any])
@@ -98,6 +101,27 @@ def check_seed(name: str, value: Any, *, at_most: int = 2**63 - 1) -> int:
     coulomb._support.errors.ParameterError: `seed` must be at least 0; got -1.
     """
     return check_count(name, value, at_least=0, at_most=at_most)
+
+
+def make_generator(seed: int, *path: int) -> "Generator":
+    """Make the generator that belongs to `seed` and a path of numbers.
+
+    Generators of different paths are independent, so that a change in how much one
+    part draws leaves the others as they were.
+
+    Examples
+    --------
+    >>> a, b = make_generator(0, 1), make_generator(0, 1)
+    >>> a.initial_seed() == b.initial_seed() != make_generator(0, 2).initial_seed()
+    True
+    """
+    import numpy as np
+    from torch import Generator
+
+    sequence = np.random.SeedSequence(entropy=seed, spawn_key=path)
+    word = sequence.generate_state(1, np.uint64)[0]
+    # torch takes seeds below 2**63 without changing them
+    return Generator().manual_seed(int(word >> np.uint64(1)))
 
 
 def check_memory(name: str, n_bytes: int) -> None:

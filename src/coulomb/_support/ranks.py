@@ -9,6 +9,7 @@ import atexit
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coulomb._support.errors import CoulombError
@@ -46,7 +47,8 @@ class Ranks(NamedTuple):
                 return cls()
             with cls(0, 2).talking():
                 backend = "nccl" if torch.cuda.is_available() else "gloo"
-                distributed.init_process_group(backend)
+                # One that ends is seen at once; the first may work alone for long.
+                distributed.init_process_group(backend, timeout=timedelta(hours=12))
             atexit.register(distributed.destroy_process_group)
         return cls(distributed.get_rank(), distributed.get_world_size())
 
@@ -89,6 +91,10 @@ class Ranks(NamedTuple):
             shares[least].append(row)
             tokens[least] += int(lengths[row])
         return [torch.tensor(sorted(rows), dtype=torch.long) for rows in shares]
+
+    def own(self, lengths: "Tensor") -> Any:
+        """Pick one's own share of rows, all of them without other processes."""
+        return slice(None) if self.world == 1 else self.split(lengths)[self.rank]
 
     def add(self, tensors: "Sequence[Tensor]") -> None:
         """Add up tensors of all processes, in place and in one message."""
@@ -140,6 +146,15 @@ class Ranks(NamedTuple):
         self.share(None)
 
     @contextmanager
+    def first(self) -> Iterator[None]:
+        """Let the first process through the block, and then the others."""
+        if not self.writes:
+            self.wait()
+        yield
+        if self.writes:
+            self.wait()
+
+    @contextmanager
     def talking(self) -> Iterator[None]:
         """Say that another process ended if a message to it fails."""
         try:
@@ -164,7 +179,8 @@ def speaks_first() -> bool:
 
     try:
         place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = distributed.TCPStore(*place, is_master=False)  # type: ignore[attr-defined]
+        wait = timedelta(seconds=10)
+        store = distributed.TCPStore(*place, is_master=False, timeout=wait)  # type: ignore[attr-defined]
         return bool(store.add("coulomb/ended", 1) == 1)
     except (RuntimeError, KeyError, ValueError):  # whoever held it is gone
         return True

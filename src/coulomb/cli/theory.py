@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Argument, Option
 
 from coulomb._support.progress import progress_bar
-from coulomb.cli.output import (
-    Json,
-    Seed,
-    check_outputs,
-    print_table,
-    say,
-    whole_numbers,
-    write_numbers,
-)
+from coulomb.cli import output
 
 if TYPE_CHECKING:
     from coulomb.theory.grids import AbstractGrid
@@ -56,9 +48,9 @@ def meanfield(
         "reflect", help="Particles at the wall."
     ),
     observable: Observable = "cos(x)",
-    seed: Seed = 0,
+    seed: output.Seed = 0,
     figure: Picture = None,
-    json: Json = None,
+    json: output.Json = None,
 ) -> None:
     """Watch particles meet their continuum limit.
 
@@ -78,17 +70,17 @@ def meanfield(
     import torch
 
     from coulomb import theory
-    from coulomb._support.seeds import make_generator
+    from coulomb._support.checks import make_generator
     from coulomb.interactions import Riesz
 
-    check_outputs(figure, json)
+    output.check_outputs(figure, json)
     grid, repulsion = _grid(domain, size, cells), Riesz(s=s, truncation=truncation)
     felt, seen, begun = (
         theory.parse_expression(formula, grid.dim)
         for formula in (potential, observable, start)
     )
     system = theory.MeanField(grid, felt, repulsion, strength, beta)
-    numbers = whole_numbers("counts", counts)
+    numbers = output.whole_numbers("counts", counts)
     first = begun(torch.from_numpy(grid.points)).numpy()
     settings = theory.GapSettings(
         step_size, boundary=boundary, replicas=replicas, clip=clip
@@ -128,7 +120,7 @@ def meanfield(
     }
     for name, fit in fits.items():
         if fit is not None:
-            say(
+            output.say(
                 f"{name} falls as N^{fit.slope:.3f} "
                 f"(95 % interval {fit.low:.3f} to {fit.high:.3f})"
             )
@@ -151,9 +143,9 @@ def deviations(
     counts: Counts = "8,16,32,64",
     configurations: int = Option(4000, min=10, help="Draws for each estimate."),
     bridges: int = Option(0, min=0, help="Annealing steps; cold systems need some."),
-    seed: Seed = 0,
+    seed: output.Seed = 0,
     figure: Picture = None,
-    json: Json = None,
+    json: output.Json = None,
 ) -> None:
     """Measure how fast deviations of the learned kernel become rare.
 
@@ -169,15 +161,15 @@ def deviations(
     --counts 2,3,4,5 --strength 0.2`
     """
     from coulomb import theory
-    from coulomb._support.seeds import make_generator
+    from coulomb._support.checks import make_generator
     from coulomb.interactions import Riesz
 
-    check_outputs(figure, json)
+    output.check_outputs(figure, json)
     grid, repulsion = _grid(domain, size, cells), Riesz(s=s, truncation=truncation)
     felt = theory.parse_expression(potential, grid.dim)
     seen = theory.parse_expression(observable, grid.dim)
     system = theory.MeanField(grid, felt, repulsion, strength, 1.0)
-    numbers = whole_numbers("counts", counts)
+    numbers = output.whole_numbers("counts", counts)
     run: Any = {"scaling": theory.Scaling(beta, power=power)}
     run["settings"] = theory.ImportanceSettings(configurations, bridges=bridges)
     with progress_bar("large deviations", 2 * len(numbers)) as advance:
@@ -195,7 +187,7 @@ def deviations(
         *(curve.counts, curve.speeds, curve.log_probabilities, curve.standard_errors),
         *(curve.predictions, curve.effective_sizes),
     )
-    say(
+    output.say(
         f"-log P grows with {speed} at {curve.fit.slope:.4f} "
         f"+- {curve.fit.standard_error:.4f}; predicted {curve.rate:.4f}"
     )
@@ -221,7 +213,7 @@ def _grid(domain: DomainName, size: float, cells: int) -> "AbstractGrid":
 def _print_columns(title: str, headers: list[str], *columns: Any) -> None:
     rows = zip(*columns, strict=True)
     shown = ([f"{value:.5g}" for value in row] for row in rows)
-    print_table(title, headers, shown, words=0)
+    output.print_table(title, headers, shown, words=0)
 
 
 def _write(
@@ -236,5 +228,5 @@ def _write(
         from coulomb.report.sections.theory import theory_charts
 
         print_side_by_side(theory_charts(name, name, numbers), figure)
-        say(f"Picture: {figure}")
-    write_numbers(json, numbers)
+        output.say(f"Picture: {figure}")
+    output.write_numbers(json, numbers)

@@ -29,9 +29,9 @@ from coulomb._support.checks import (
     check_member,
     check_memory,
     check_real,
+    make_generator,
 )
 from coulomb._support.errors import ParameterError, ParameterTypeError, shown
-from coulomb._support.seeds import make_generator
 from coulomb.dynamics.initial import Gaussian, Orthogonal, resamplers
 from coulomb.estimators.base import (
     AbstractFourierSampler,

@@ -17,9 +17,9 @@ from coulomb._support.checks import (
     check_member,
     check_memory,
     check_real,
+    make_generator,
 )
 from coulomb._support.errors import ParameterError, ParameterTypeError, shown
-from coulomb._support.seeds import make_generator
 from coulomb.domains import AbstractDomain, Ball, domains
 from coulomb.dynamics.initial import Component, SpectralMixture
 from coulomb.dynamics.loop import StopReason

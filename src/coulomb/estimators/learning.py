@@ -37,7 +37,7 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from coulomb._support.seeds import make_generator
+from coulomb._support.checks import make_generator
 from coulomb.domains import AbstractDomain, Masked, Space
 from coulomb.dynamics import loop
 from coulomb.dynamics.initial import (

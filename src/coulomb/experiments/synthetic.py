@@ -21,8 +21,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.svm import SVC, LinearSVC
 from torch import Tensor
 
+from coulomb._support.checks import make_generator
 from coulomb._support.errors import unknown_name
-from coulomb._support.seeds import make_generator
 from coulomb.datasets import SyntheticProblem, expected_accuracy, make_synthetic
 from coulomb.domains import Ball, Masked, Space
 from coulomb.dynamics import loop

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from coulomb._support.checks import make_generator
 from coulomb._support.errors import ParameterError
-from coulomb._support.seeds import make_generator
 from coulomb.attention.align.diagnosis import label_cosines
 from coulomb.experiments.base import (
     AbstractExperiment,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from coulomb._support.archive import plain
-from coulomb._support.seeds import make_generator
+from coulomb._support.checks import make_generator
 from coulomb._support.stats import Fit
 from coulomb.experiments.base import AbstractExperiment, Outcome, Settings, experiments
 from coulomb.experiments.records import Job

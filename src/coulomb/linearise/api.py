@@ -19,14 +19,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from coulomb._support.archive import read_archive, write_archive
-from coulomb._support.checks import check_count, check_member, check_seed
+from coulomb._support.checks import (
+    check_count,
+    check_member,
+    check_seed,
+    make_generator,
+)
 from coulomb._support.errors import (
     FileFormatError,
     ParameterError,
     ParameterTypeError,
 )
 from coulomb._support.progress import progress_bar
-from coulomb._support.seeds import make_generator
 from coulomb.attention.layers.base import in_mode
 from coulomb.attention.layers.replace import is_pretrained, n_positions, swap_layers
 from coulomb.features import (

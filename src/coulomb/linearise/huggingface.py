@@ -40,12 +40,21 @@ _COUNTS = ("num_hidden_layers", "n_layers", "num_attention_heads", "n_heads")
 
 
 @contextmanager
-def reading(folder: Path) -> Iterator[None]:
-    """Check the files of a saved model, and turn errors of its readers into one."""
+def reading(folder: Path) -> Iterator[Any]:
+    """Check the files of a saved model, and turn errors of its readers into one.
+
+    Gives the configuration of the model.
+    """
+    if not (folder / "config.json").is_file():
+        raise FileFormatError(
+            f"{folder} is not a saved model: it has no config.json. Save one with "
+            "save_pretrained."
+        )
     for path in sorted(folder.glob("*.json")):
         read_json(path, finite=False)
+    auto = transformers().AutoConfig
     try:
-        yield
+        yield auto.from_pretrained(folder, **LOCAL)
     except CoulombError:
         raise
     except BaseException as error:
@@ -57,6 +66,19 @@ def reading(folder: Path) -> Iterator[None]:
         raise FileFormatError(
             f"{folder} is not a model that transformers can load: {told}."
         ) from error
+
+
+def load_tokenizer(folder: Path, **options: Any) -> Any:
+    """Load a tokenizer that cuts texts into tokens which its model has."""
+    with reading(folder) as config:
+        auto = transformers().AutoTokenizer
+        found = auto.from_pretrained(folder, **LOCAL, **options)
+        if len(found) > config.vocab_size:
+            raise FileFormatError(
+                f"{folder}: {len(found)} tokens, but the model has {config.vocab_size}."
+            )
+        found("A text, to see that it can be cut.")
+    return found
 
 
 def load_weights(kind: Any, folder: Path, **options: Any) -> Any:
@@ -293,10 +315,7 @@ def load_pretrained(folder: str | Path, *, task: str = "AutoModel") -> Any:
     """
     register()
     folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise FileFormatError(f"{folder} is not a saved model: it has no config.json.")
-    with reading(folder):
-        config = transformers().AutoConfig.from_pretrained(folder, **LOCAL)
+    with reading(folder) as config:
         if not str(config.model_type).startswith("coulomb-"):
             raise FileFormatError(
                 f"{folder} is not a linearised model: its type is "

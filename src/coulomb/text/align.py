@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from coulomb._support.archive import write_archive
+from coulomb._support.checks import make_generator
 from coulomb._support.errors import ParameterError
 from coulomb._support.ranks import ALONE, Ranks
-from coulomb._support.seeds import make_generator
 from coulomb.attention import AlignmentResult, AlignmentSettings, align
 from coulomb.attention.align import starts
 from coulomb.attention.align.problem import Batch as Parts
@@ -72,23 +72,21 @@ def alignment_objective(settings: TextSettings, kind: str) -> str:
 def alignment_settings(settings: TextSettings, kind: str) -> AlignmentSettings:
     """Give the settings of `coulomb.attention.align`."""
     model, chosen = settings.model, settings.align
-    objective = alignment_objective(settings, kind)
-    level: str = chosen.level
-    by_weights = objective == NEIGHBOURS
-    has_no_levels = by_weights or objective == "likelihood"
-    if has_no_levels or (kind == "token" and level == "sequence"):
-        level = kind
-    score = Neighbours(model.n_layers * model.n_heads) if by_weights else None
-    bounded = math.isfinite(chosen.radius)
+    objective: Any = alignment_objective(settings, kind)
+    level, output = str(chosen.level), None
+    if objective in (NEIGHBOURS, "likelihood") or level == "sequence":
+        level = kind  # the first two have no levels
+    if objective == NEIGHBOURS:
+        objective, output = Neighbours(model.n_layers * model.n_heads), ""
     known = {part.name for part in fields(AlignmentSettings)}
     same = {name: x for name, x in vars(chosen).items() if name in known}
     translated = {
-        "objective": score or objective,
+        "objective": objective,
         "level": level,
-        "output": "" if by_weights else None,
+        "output": output,
         "pool": model.pooling,
         "interaction": Riesz(s=chosen.riesz),
-        "domain": Ball(chosen.radius) if bounded else Space(),
+        "domain": Ball(chosen.radius) if math.isfinite(chosen.radius) else Space(),
         "patience": chosen.patience or None,
         "also": tuple(part for part in chosen.also.split(",") if part),
     }
@@ -97,10 +95,9 @@ def alignment_settings(settings: TextSettings, kind: str) -> AlignmentSettings:
 
 def alignment_features(settings: TextSettings, kind: str) -> Evaluate:
     """Choose what is scored: pooled texts, tags, logits or attention weights."""
-    objective = alignment_objective(settings, kind)
     known = {"likelihood": "logits", NEIGHBOURS: "weights"}
-    pool = "none" if kind == "token" else settings.model.pooling
-    return feature_function(known.get(objective, "heads"), pool)
+    scored = known.get(alignment_objective(settings, kind), "heads")
+    return feature_function(scored, "none" if kind == "token" else settings.pooling)
 
 
 def alignment_batches(
@@ -113,17 +110,13 @@ def alignment_batches(
     for some in torch.split(order, _SORTED * batch_size):
         some = some[rows.lengths[some].argsort(stable=True)]
         for numbers in torch.split(some, batch_size):
+            batch = rows.batch(numbers[ranks.own(rows.lengths[numbers])])
+            assert batch.labels is not None
+            labels = batch.labels if rows.first is None else batch.labels[None]
             # Too few for all are the first's.
             counted = ranks.writes or len(numbers) >= ranks.world
-            own = ranks.split(rows.lengths[numbers])[ranks.rank]
-            batch = rows.batch(numbers[own] if ranks.world > 1 else numbers)
-            labels = batch.labels
-            assert labels is not None
-            labels = labels if rows.first is None else labels[None]
-            one = ranks.world == 1
-            batches.append(
-                (batch, labels) if one else Parts((batch,), {}, None, labels, counted)
-            )
+            whole = Parts((batch,), {}, None, labels, counted)
+            batches.append((batch, labels) if ranks.world == 1 else whole)
     return batches
 
 

@@ -58,6 +58,11 @@ def classification_metrics(labels: Any, probabilities: Any) -> dict[str, float |
     p = p / p.sum(axis=1, keepdims=True)
     guess = p.argmax(axis=1)
     every = np.arange(p.shape[1])
+    # One against the rest, for classes that occur and are not all there is.
+    rest = every[1:] if len(every) == 2 else every
+    present = [c for c in rest if 0 < (y == c).sum() < len(y)]
+    areas = {"roc_auc": metrics.roc_auc_score}
+    areas["pr_auc"] = metrics.average_precision_score
     # scikit-learn's warns of predicted classes that do not occur
     balanced = np.mean([(guess[y == c] == c).mean() for c in np.unique(y)])
     found: dict[str, Any] = {
@@ -71,24 +76,15 @@ def classification_metrics(labels: Any, probabilities: Any) -> dict[str, float |
         "brier": metrics.brier_score_loss(y, p, labels=every),
         "ece": expected_calibration_error(y, p),
         "ece_paper": paper_calibration_error(y, p) if p.shape[1] == 2 else None,
-        **_areas(y, p),
+        **{
+            name: np.mean([area(y == c, p[:, c]) for c in present]) if present else None
+            for name, area in areas.items()
+        },
     }
     return {
         name: None if value is None or math.isnan(value) else float(value)
         for name, value in found.items()
     }
-
-
-def _areas(y: NDArray[Any], p: Numbers) -> dict[str, float | None]:
-    from sklearn.metrics import average_precision_score, roc_auc_score
-
-    classes = [1] if p.shape[1] == 2 else list(range(p.shape[1]))
-    present = [c for c in classes if 0 < (y == c).sum() < len(y)]
-    if not present:
-        return {"roc_auc": None, "pr_auc": None}
-    area = [roc_auc_score(y == c, p[:, c]) for c in present]
-    precision = [average_precision_score(y == c, p[:, c]) for c in present]
-    return {"roc_auc": float(np.mean(area)), "pr_auc": float(np.mean(precision))}
 
 
 def expected_calibration_error(labels: Any, probabilities: Any) -> float:

@@ -12,16 +12,9 @@ from torch import Tensor
 
 from coulomb._support.archive import write_archive, write_folder
 from coulomb._support.errors import FileFormatError, ParameterError
-from coulomb.text import run_folder
+from coulomb.text import pretrained, run_folder
 from coulomb.text.data import Split, as_list, check_pairs, check_texts
 from coulomb.text.evaluate import log_probabilities, score_split, tag_words
-from coulomb.text.pretrained import (
-    ENCODER,
-    PretrainedEncoder,
-    find_encoder,
-    load_tokenizer,
-    with_shape,
-)
 from coulomb.text.run_folder import CONFIG, WEIGHTS, Config, check_tensors
 from coulomb.text.setup import build_model
 from coulomb.text.tokens import Vocabulary, encode_split
@@ -57,8 +50,10 @@ class Predictor:
         self.config, self.vocabulary = config, vocabulary
         self.model: Any = None
         if config.settings.model.encoder:
-            self.encoder = encoder or find_encoder(config.settings.model.encoder)
-            self.model = with_shape(self.encoder, config, weights)
+            self.encoder = encoder or pretrained.find_encoder(
+                config.settings.model.encoder
+            )
+            self.model = pretrained.with_shape(self.encoder, config, weights)
             check_tensors(source, weights, self.model.state_dict())
             self.model.load_state_dict(weights)
             self.model.eval()
@@ -100,7 +95,7 @@ class Predictor:
             )
         vocabulary = run_folder.load_vocabulary(folder)
         weights, _ = run_folder.read_tensors(folder / WEIGHTS)
-        encoder = folder / ENCODER if config.settings.model.encoder else None
+        encoder = folder / pretrained.ENCODER if config.settings.model.encoder else None
         return cls(config, vocabulary, weights, folder / WEIGHTS, encoder=encoder)
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -121,11 +116,11 @@ class Predictor:
                 "`run` must have a pretrained encoder to be exported; this one was "
                 "trained from scratch. Train with `--encoder`."
             )
-        model: PretrainedEncoder = self.model
+        model: pretrained.PretrainedEncoder = self.model
         names = {number: str(name) for number, name in enumerate(self.classes)}
         model.body.config.id2label = names
         model.body.config.label2id = {name: number for number, name in names.items()}
-        tokenizer = load_tokenizer(self.encoder, self.config.kind)
+        tokenizer = pretrained.load_tokenizer(self.encoder, self.config.kind)
 
         def write(path: Path) -> None:
             model.save_pretrained(path, tokenizer)

@@ -16,35 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coulomb._support.archive import (
-    MOST_TENSORS,
-    check_file,
-    write_folder,
-    write_whole,
-)
+from coulomb._support import archive
+from coulomb._support.checks import make_generator
 from coulomb._support.errors import FileFormatError, ParameterError
-from coulomb._support.seeds import make_generator
 from coulomb.attention.encoder.encoder import EncoderSettings
 from coulomb.attention.encoder.layout import Layout, TokenBatch
 from coulomb.attention.layers.base import in_mode, make_linear
 from coulomb.features import DEFAULT_MAP
+from coulomb.linearise import huggingface
 from coulomb.linearise.api import linearise, linearised_heads
-from coulomb.linearise.huggingface import (
-    LOCAL,
-    load_weights,
-    reading,
-    register,
-    transformers,
-    with_linearised_heads,
-)
+from coulomb.linearise.huggingface import transformers
 from coulomb.linearise.teacher import FAMILIES, MODEL_TYPES, Stack
+from coulomb.text import evaluate
 from coulomb.text.data import Corpus, parts_of
-from coulomb.text.evaluate import (
-    bag_of_words_baseline,
-    expected_calibration_error,
-    fit_temperature,
-    log_probabilities,
-)
 from coulomb.text.settings import TextSettings
 from coulomb.text.tokens import TokenRows, Vocabulary
 
@@ -99,10 +83,8 @@ def find_encoder(name: str) -> Path:
 
 def load_tokenizer(folder: Path, kind: str) -> Any:
     """Load the tokenizer of an encoder."""
-    with reading(folder):
-        options = {"add_prefix_space": True} if kind == "token" else {}
-        auto = transformers().AutoTokenizer
-        found = auto.from_pretrained(folder, **LOCAL, **options)
+    options = {"add_prefix_space": True} if kind == "token" else {}
+    found = huggingface.load_tokenizer(folder, **options)
     if not hasattr(found, "backend_tokenizer"):
         raise FileFormatError(
             f"{folder} has no tokenizer.json, which `encoder` needs. Save the encoder "
@@ -143,19 +125,16 @@ def load_body(folder: Path, max_length: int) -> Any:
 
     For texts that are longer than those it knows, its positions are repeated.
     """
-    register()
-    if not (folder / "config.json").is_file():
-        raise FileFormatError(f"{folder} is not a saved model: it has no config.json.")
-    module = transformers()
-    with reading(folder), _quietly():
-        config = module.AutoConfig.from_pretrained(folder, **LOCAL)
+    huggingface.register()
+    with huggingface.reading(folder) as config, _quietly():
         kind = str(config.model_type).removeprefix("coulomb-")
         if kind not in MODEL_TYPES:
             raise ParameterError(
                 f"`encoder` must be of one of the families {FAMILIES}; {str(folder)!r} "
                 f"is of the type {config.model_type!r:.40}."
             )
-        body = load_weights(module.AutoModel, folder, config=config)
+        auto = transformers().AutoModel
+        body = huggingface.load_weights(auto, folder, config=config)
     if hasattr(body, "pooler"):
         body.pooler = None  # texts are pooled here
     if max_length > longest(config):
@@ -310,7 +289,7 @@ def with_shape(
         options: dict[str, Any] = {"feature_map": DEFAULT_MAP}
         options |= {"n_features": asked.n_features}
         options |= {"window": 0 if stack.has_bias else asked.window}
-        body = with_linearised_heads(body, exact_heads=exact, **options)
+        body = huggingface.with_linearised_heads(body, exact_heads=exact, **options)
     return wrap(body, config.settings, config.kind, len(config.classes))
 
 
@@ -348,7 +327,7 @@ def begin_encoder(
     model = wrap(body, settings, corpus.kind, len(corpus.classes))
     if kept is not None and not made:
         tokenizer = load_tokenizer(source, corpus.kind)
-        write_folder(kept, lambda path: model.save_pretrained(path, tokenizer))
+        archive.write_folder(kept, lambda path: model.save_pretrained(path, tokenizer))
     return model
 
 
@@ -395,18 +374,18 @@ def complete(
     if corpus.kind == "token":
         return full, {}
     labels = torch.tensor(list(corpus.split("validation").labels or ()))
-    scores = log_probabilities(setup.trimmed(full), setup.rows["validation"])
-    temperature = fit_temperature(scores, labels)
+    scores = evaluate.log_probabilities(setup.trimmed(full), setup.rows["validation"])
+    temperature = evaluate.fit_temperature(scores, labels)
     with torch.no_grad():
         for parameter in full.head.parameters():
             parameter.div_(temperature)
     calm = (scores / temperature).softmax(dim=-1)
-    plain = bag_of_words_baseline(corpus, split="validation")
+    plain = evaluate.bag_of_words_baseline(corpus, split="validation")
     return full, {
         "calibration": {
             "temperature": temperature,
-            "ece_before": expected_calibration_error(labels, scores.exp()),
-            "ece": expected_calibration_error(labels, calm),
+            "ece_before": evaluate.expected_calibration_error(labels, scores.exp()),
+            "ece": evaluate.expected_calibration_error(labels, calm),
         },
         "validation": {
             "rows": len(labels),
@@ -459,9 +438,10 @@ def _open_states(file: Path, shape: tuple[int, int]) -> Any:
             made[:] = np.nan
             made.flush()
 
-        write_whole(file, write)
+        archive.write_whole(file, write)
     try:
-        found = np.lib.format.open_memmap(check_file(file, MOST_TENSORS), "r+")
+        archive.check_file(file, archive.MOST_TENSORS)
+        found = np.lib.format.open_memmap(file, "r+")
     except ValueError as error:
         raise FileFormatError(f"{file} is not a file of states: {error}.") from error
     if found.shape != shape or found.dtype != np.float32:

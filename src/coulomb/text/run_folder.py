@@ -15,17 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coulomb._support.archive import (
-    MOST_JSON,
-    append_lines,
-    check_file,
-    parse_json,
-    read_archive,
-    read_json,
-    write_archive,
-    write_bytes,
-    write_json,
-)
+from coulomb._support import archive
+from coulomb._support.archive import MOST_JSON, check_file, write_archive
 from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
 from coulomb.attention.ops import tuning
 from coulomb.text.data import Corpus
@@ -55,41 +46,51 @@ class Config(NamedTuple):
     fingerprint: str
 
 
-_CONFIG_KEYS = ("format", *Config._fields)
+_KINDS = {"format": str, "settings": dict, "kind": str, "classes": list}
+_KINDS |= {"data": dict, "fingerprint": str}
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read tensors and facts of a run's folder."""
+    _must_be_there(path)
+    advice = " Nothing was changed; restore it from a copy, or train again in a new "
+    complaint = "is damaged or cut short"
+    return archive.read_archive(path, complaint=complaint, advice=f"{advice}folder.")
+
+
+def _must_be_there(path: Path) -> None:
     if not path.is_file():
         raise FileFormatError(f"{path} is missing. Train the run again.")
-    return read_archive(
-        path,
-        complaint="is damaged or cut short",
-        advice=" Nothing was changed; restore it from a copy, or train again in a new "
-        "folder.",
-    )
+
+
+def _check_kinds(path: Path, values: Any, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """Refuse data in which something is of another type than it was written in."""
+    for name, kind in kinds.items():
+        if not isinstance(values, dict) or not isinstance(values.get(name), kind):
+            raise FileFormatError(f"{path}: `{name}` is damaged.")
+    return dict(values)
 
 
 def check_tensors(
     path: str | Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
 ) -> None:
     """Refuse tensors that do not fit the model of a run's configuration."""
-    for name, tensor in expected.items():
+    for name in (*expected, *tensors):
         if name not in tensors:
             raise FileFormatError(f"{path} has no {name!r}, which the run needs.")
-        if tensors[name].shape != tensor.shape:
-            raise FileFormatError(
-                f"{path}: {name!r} has the shape {tuple(tensors[name].shape)}, but "
-                f"{CONFIG} asks for {tuple(tensor.shape)}."
-            )
-        if tensors[name].dtype != tensor.dtype:
-            raise FileFormatError(
-                f"{path}: {name!r} is of the type {tensors[name].dtype}; the run "
-                f"needs {tensor.dtype}."
-            )
-    for name in tensors:
         if name not in expected:
             raise FileFormatError(f"{path} has {name!r}, which the run does not know.")
+        found, wanted = tensors[name], expected[name]
+        if found.shape != wanted.shape:
+            raise FileFormatError(
+                f"{path}: {name!r} has the shape {tuple(found.shape)}, but {CONFIG} "
+                f"asks for {tuple(wanted.shape)}."
+            )
+        if found.dtype != wanted.dtype:
+            raise FileFormatError(
+                f"{path}: {name!r} is of the type {found.dtype}; the run needs "
+                f"{wanted.dtype}."
+            )
 
 
 def check_free(folder: Path) -> None:
@@ -136,14 +137,14 @@ def write_run(folder: Path, config: Config, vocabulary: Vocabulary) -> None:
                 f"{type(label).__name__} {label!r}."
             )
     text = vocabulary.to_json()
-    write_json(folder / ENVIRONMENT, describe_environment())
-    write_bytes(folder / VOCABULARY, text.encode())
+    archive.write_json(folder / ENVIRONMENT, describe_environment())
+    archive.write_bytes(folder / VOCABULARY, text.encode())
     values = config._asdict() | {
         "format": FORMAT,
         "settings": config.settings.plain(),
         "classes": list(config.classes),
     }
-    write_json(folder / CONFIG, values)
+    archive.write_json(folder / CONFIG, values)
 
 
 def read_config(folder: Path) -> Config:
@@ -154,37 +155,32 @@ def read_config(folder: Path) -> Config:
             f"`run` must be a folder with a {CONFIG}; got {str(folder)!r}. `coulomb "
             "runs` lists the runs there are."
         )
-    values = read_json(path)
+    values = archive.read_json(path)
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise FileFormatError(f"{path} is not of the format {FORMAT!r}.")
-    odd = set(values) ^ set(_CONFIG_KEYS)
+    odd = set(values) ^ set(_KINDS)
     if odd:
         raise FileFormatError(
-            f"{path} must have the keys {', '.join(_CONFIG_KEYS)} and no others; "
-            f"unknown or missing: {', '.join(sorted(odd))}."
+            f"{path} must have the keys {', '.join(_KINDS)} and no others; unknown or "
+            f"missing: {', '.join(sorted(odd))}."
         )
-    classes, kind, data = values["classes"], values["kind"], values["data"]
-    rules = {
-        "settings": isinstance(values["settings"], dict),
-        "kind": kind in ("sequence", "token"),
-        "classes": isinstance(classes, list)
-        and all(isinstance(label, str | int | float) for label in classes)
-        and len(set(classes)) == len(classes) >= 2,
-        "data": isinstance(data, dict),
-    }
-    for name, holds in rules.items():
-        if not holds:
-            raise FileFormatError(f"{path}: `{name}` is damaged.")
+    _check_kinds(path, values, _KINDS)
+    classes, kind = values["classes"], values["kind"]
+    plain = all(isinstance(label, str | int | float) for label in classes)
+    if not plain or not len(set(classes)) == len(classes) >= 2:
+        raise FileFormatError(f"{path}: `classes` is damaged.")
+    if kind not in ("sequence", "token"):
+        raise FileFormatError(f"{path}: `kind` is damaged.")
     try:
         settings = TextSettings.from_plain(values["settings"])
     except (CoulombError, TypeError) as error:
         raise FileFormatError(f"{path}: {error}") from error
-    _check_source(path, data)
-    return Config(settings, kind, tuple(classes), data, str(values["fingerprint"]))
+    _check_source(path, values["data"])
+    return Config(settings, kind, tuple(classes), values["data"], values["fingerprint"])
 
 
-_SOURCE = dict.fromkeys(("name", "task", "label"), str) | {"text": list}
-_PATHS = ("train", "validation", "test", "data_dir")
+_SOURCE: dict[str, Any] = dict.fromkeys(("name", "task", "label"), str | None)
+_SOURCE |= {"text": list | None, "validation_share": int | float | None}
 
 
 def _check_source(path: Path, data: Mapping[str, Any]) -> None:
@@ -193,12 +189,10 @@ def _check_source(path: Path, data: Mapping[str, Any]) -> None:
     A run may come from someone else. Data files are whole paths without detours, so
     that what the configuration shows is what is read.
     """
-    kinds = {**_SOURCE, "validation_share": int | float}
-    columns = data.get("text") or []
-    typed = all(isinstance(data.get(name), kind | None) for name, kind in kinds.items())
-    if not typed or not all(isinstance(name, str) for name in columns):
+    typed = all(isinstance(data.get(name), kind) for name, kind in _SOURCE.items())
+    if not typed or not all(isinstance(x, str) for x in data.get("text") or ()):
         raise FileFormatError(f"{path}: `data` is damaged.")
-    for name in _PATHS:
+    for name in ("train", "validation", "test", "data_dir"):
         value = data.get(name)
         plain = isinstance(value, str) and Path(value).is_absolute()
         if value is not None and (not plain or ".." in Path(value).parts):
@@ -211,25 +205,22 @@ def _check_source(path: Path, data: Mapping[str, Any]) -> None:
 def load_vocabulary(folder: Path) -> Vocabulary:
     """Read the vocabulary of a run."""
     path = folder / VOCABULARY
-    if not path.exists():
-        raise FileFormatError(f"{path} is missing. Train the run again.")
+    _must_be_there(path)
     text = check_file(path, MOST_JSON).read_text(encoding="utf-8", errors="replace")
     return Vocabulary.from_json(text, str(path))
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:
     """Read and check the metrics of a finished run."""
-    found = read_json(folder / METRICS)
+    path = folder / METRICS
     kinds = {"split": str, "rows": int, "best_epoch": int, "metrics": dict}
     kinds |= {"alignment": dict, "notes": list}
-    for name, kind in kinds.items():
-        if not isinstance(found, dict) or not isinstance(found.get(name), kind):
-            raise FileFormatError(f"{folder / METRICS}: `{name}` is damaged.")
+    found = _check_kinds(path, archive.read_json(path), kinds)
     parts = [found["metrics"], *found["metrics"].values()]
     numbers = [x for part in parts if isinstance(part, dict) for x in part.values()]
     if not all(isinstance(x, int | float | dict | None) for x in numbers):
-        raise FileFormatError(f"{folder / METRICS}: `metrics` must be numbers.")
-    return dict(found)
+        raise FileFormatError(f"{path}: `metrics` must be numbers.")
+    return found
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
@@ -241,7 +232,7 @@ def read_history(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         place = f"{path}, line {number}"
         try:
-            record = parse_json(line, place)
+            record = archive.parse_json(line, place)
         except FileFormatError:
             if number >= len(lines) - 1:
                 break
@@ -348,7 +339,7 @@ class Store:
             return
         if self.writes:
             line = json.dumps(dict(record), allow_nan=False) + "\n"
-            append_lines(self.folder / HISTORY, line)
+            archive.append_lines(self.folder / HISTORY, line)
 
     def forget_after(self, step: int, aligned: int) -> None:
         """Drop the records that an interrupted run will write again."""
@@ -360,7 +351,7 @@ class Store:
             for record in self.history()
             if record["step"] <= limits.get(record["phase"], -1)
         )
-        write_bytes(self.folder / HISTORY, text.encode())
+        archive.write_bytes(self.folder / HISTORY, text.encode())
 
     def keep(self, weights: Mapping[str, Tensor]) -> None:
         """Replace the best weights."""

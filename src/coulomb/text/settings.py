@@ -10,6 +10,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -496,73 +497,19 @@ def _checked(name: str, part: Field[Any], value: Any) -> Any:
     return value if check is None else check(name, value, **part.metadata["rule"])
 
 
-# Ours, and the paper's supplement: Adam with a constant rate, Phase A of at most 10
-# epochs. Ours were chosen on the validation split of Rotten Tomatoes, where `min_steps`
-# makes four epochs; two for larger data sets on the labelled test sentences of SST-2,
-# averaged weights on both.
-_DEFAULT, _PAPER_SUPPLEMENT = (
-    TextSettings(**{name: part.metadata[whose] for name, (_, part) in SETTINGS.items()})
-    for whose in ("ours", "paper")
-)
-
-# For tags, where the encoder must learn to use its context. Chosen on the validation
-# split of CoNLL-2003.
-_TAGGING = _DEFAULT.changed(
-    {"dropout": 0.1, "lr": 2e-3, "epochs": 10, "average_epochs": 0.0}
-)
-
-# For pairs, whose texts the encoder must compare: it sees which text a token is from,
-# and dropout does not hide which words are equal. Taken over from tags; that this is
-# better than the default was seen on validation rows of question pairs.
-_PAIRS = _DEFAULT.changed({"dropout": 0.1, "lr": 2e-3, "positions": "parts"})
-
-# The paper's main text: AdamW, linear warm-up and cosine decay; Phase A is 20 % of all
-# steps, a quarter of Phase B. Weight decay, the length of the warm-up and the learning
-# rate are not in the paper: torch's default, a tenth, and the supplement's.
-_PAPER_MAIN = _PAPER_SUPPLEMENT.changed(
-    {
-        "align_epochs": 2.5,
-        "optimiser": "adamw",
-        "weight_decay": 0.01,
-        "schedule": "cosine",
-        "warm_up_share": 0.1,
+def _read_presets() -> dict[str, TextSettings]:
+    """Give ours, the paper's supplement, and what `presets.toml` changes of them."""
+    found = {
+        name: TextSettings(**{n: x.metadata[whose] for n, (_, x) in SETTINGS.items()})
+        for name, whose in (("default", "ours"), ("paper-supplement", "paper"))
     }
-)
+    text = files("coulomb.text").joinpath("presets.toml").read_text("utf-8")
+    for name, changes in tomllib.loads(text).items():
+        found[name] = found[changes.pop("base")].changed(changes)
+    return found
 
-# `eta grad H`, N times weaker than the `eta N grad H` of both algorithms of the paper:
-# how its presets were read here at first.
-_PAPER_PLAIN = _PAPER_SUPPLEMENT.changed({"align_drift": "plain"})
 
-# For pretrained encoders: usual values of fine-tuning small ones, not tuned. Rare words
-# keep what they mean.
-_PRETRAINED = _DEFAULT.changed(
-    {
-        "encoder": "auto",
-        "attention": "auto",
-        "max_length": 256,
-        "n_features": 64,
-        "epochs": 3,
-        "min_steps": 0,
-        "batch_size": 32,
-        "optimiser": "adamw",
-        "lr": 1e-4,
-        "weight_decay": 0.01,
-        "word_dropout": 0.0,
-        "rare_tokens": 0,
-        "average_epochs": 0.0,
-        "dropout": 0.1,
-    }
-)
-
-PRESETS = {
-    "default": _DEFAULT,
-    "tagging": _TAGGING,
-    "pairs": _PAIRS,
-    "pretrained": _PRETRAINED,
-    "paper-main": _PAPER_MAIN,
-    "paper-plain": _PAPER_PLAIN,
-    "paper-supplement": _PAPER_SUPPLEMENT,
-}
+PRESETS = _read_presets()
 
 
 def preset(name: str, changes: Mapping[str, Any] | None = None) -> TextSettings:

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from coulomb._support.checks import make_generator
 from coulomb._support.errors import ParameterError
-from coulomb._support.seeds import make_generator
 from coulomb.attention.encoder.encoder import (
     AttentionFactory,
     EncoderSettings,

@@ -1,8 +1,10 @@
 """Public data sets by name, from a folder of Parquet files or from the hub."""
 
 import os
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ class Task:
 
     columns: tuple[str, ...]
     classes: tuple[str, ...]
-    hub: tuple[str, ...]  # none if it is read from a folder only
+    hub: tuple[str, ...] = ()  # none if it is read from a folder only
     reported_on: str = "test"
     label: str = "label"
     kind: str = "sequence"
@@ -35,38 +37,15 @@ class Task:
     subset: str = ""  # the folder of a part of it, if the whole is not there
 
 
-_GLUE = "nyu-mll/glue"
-_ROTTEN = "cornell-movie-review-data/rotten_tomatoes"
-_SENTIMENT = ("negative", "positive")
-_ENTITIES = [f"{b}-{kind}" for kind in ("PER", "ORG", "LOC", "MISC") for b in "BI"]
-_TAGS = ("O", *_ENTITIES)
-# Universal parts of speech.
-_SPEECH = (
-    "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X"
-)
-_PARTS = tuple(_SPEECH.split())
-TASKS = {
-    "sst2": Task(("sentence",), _SENTIMENT, (_GLUE, "sst2"), "validation"),
-    "qqp": Task(
-        ("question1", "question2"),
-        ("not_duplicate", "duplicate"),
-        (_GLUE, "qqp"),
-        "validation",
-        subset="qqp_subset",
-    ),
-    "rotten_tomatoes": Task(("text",), _SENTIMENT, (_ROTTEN,)),
-    "imdb": Task(("text",), _SENTIMENT, ("stanfordnlp/imdb",)),
-    "mrpc": Task(
-        ("sentence1", "sentence2"), ("not_equivalent", "equivalent"), (_GLUE, "mrpc")
-    ),
-    "conll2003": Task(
-        ("tokens",), _TAGS, ("lhoestq/conll2003",), label="ner_tags", kind="token"
-    ),
-    # Spoken Cantonese; benchmarks/hkcancor.py writes the files.
-    "hkcancor": Task(
-        ("tokens",), _PARTS, (), label="pos_tags", kind="token", english=False
-    ),
-}
+def _read_tasks() -> dict[str, Task]:
+    text = files("coulomb.text").joinpath("tasks.toml").read_text("utf-8")
+    known = tomllib.loads(text)
+    for task in known.values():
+        task |= {name: tuple(x) for name, x in task.items() if isinstance(x, list)}
+    return {name: Task(**task) for name, task in known.items()}
+
+
+TASKS = _read_tasks()
 _FILE_KEYS = ("train", "validation", "test", "text", "label")
 # Splits by the names they have in files; "test_labeled" is not GLUE's.
 _SPLITS = ("train", "validation", "test", "test_labeled")

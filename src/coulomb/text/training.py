@@ -7,14 +7,14 @@ on gives the weights of a run that was never interrupted.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import (
     AbstractContextManager,
     ExitStack,
     contextmanager,
     nullcontext,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from coulomb._support.archive import plain, working_in, write_archive, write_json
-from coulomb._support.checks import check_count
+from coulomb._support.checks import check_count, make_generator
 from coulomb._support.errors import DivergedError, FileFormatError, ParameterError
 from coulomb._support.progress import progress_bar
 from coulomb._support.ranks import ALONE, Ranks
-from coulomb._support.seeds import make_generator
 from coulomb.attention.encoder.layout import IGNORED, TokenBatch
 from coulomb.attention.encoder.packed import recycle_gradient
 from coulomb.dynamics.loop import load_run
@@ -105,22 +104,21 @@ def train(
     """
     check_count("save_every", save_every)
     store, ranks = store or Store(), Ranks.join()
-    if ranks.world > 1 and settings.model.encoder:
-        raise ParameterError(
-            "`encoder` must be left out with several processes, which train from "
-            f"scratch; got {settings.model.encoder!r}. Use `--preset default`, or one "
-            "process."
-        )
-    setup = set_up(corpus, settings, vocabulary, store.folder)
+    # The first makes a pretrained encoder what it is to be; the others load it.
+    with ranks.first() if settings.model.encoder else nullcontext():
+        setup = set_up(corpus, settings, vocabulary, store.folder)
     trainer = Trainer(setup, store, save_every, ranks)
     if settings.train.tune == "head" and isinstance(setup.model, PretrainedEncoder):
-        fit_head(setup.model, setup, store.folder)
-        store.keep(setup.whole())
-        return trainer.finish()
-    trainer.resume()
-    with show(trainer.total, progress, log_dir) as display:
-        trainer.run(display)
-    return trainer.finish()
+        if store.folder is None or ranks.writes:
+            fit_head(setup.model, setup, store.folder)
+            store.keep(setup.whole())
+    else:
+        trainer.resume()
+        with show(trainer.total, progress, log_dir) as display:
+            trainer.run(display)
+    # What is left to do may write files of its own.
+    done: Trained = ranks.share(trainer.finish() if ranks.writes else None)
+    return done
 
 
 def train_in_folder(
@@ -154,12 +152,10 @@ def train_in_folder(
     Trained
         Also written into the folder.
     """
-    folder = Path(folder)
+    folder, ranks = Path(folder), Ranks.join()
     described = {"name": corpus.name, "pairs": corpus.pairs} | dict(data or {})
-    config = run_folder.Config(
-        settings, corpus.kind, corpus.classes, described, corpus.fingerprint()
-    )
-    ranks = Ranks.join()
+    about = settings, corpus.kind, corpus.classes, described, corpus.fingerprint()
+    config = run_folder.Config(*about)
     with _working_in(folder, ranks):
         if ranks.writes:
             run_folder.check_free(folder)
@@ -227,7 +223,7 @@ def _go_on(
         store=store,
         save_every=save_every,
         progress=progress,
-        log_dir=folder / "tensorboard" if tensorboard else None,
+        log_dir=folder / "tensorboard" if tensorboard and ranks.writes else None,
     )
     if not ranks.writes:
         return trained
@@ -359,7 +355,7 @@ class Trainer:
         self.per_epoch = -(-len(setup.rows["train"]) // self.settings.batch_size)
         enough = -(-self.settings.min_steps // self.per_epoch)
         self.total = max(self.settings.epochs, enough) * self.per_epoch
-        self.optimiser = _optimiser(self.model, self.settings)
+        self.optimiser = make_optimiser(self.model, self.settings)
         memory = self.settings.average_epochs * self.per_epoch
         self.average = RunningAverage(self.model, memory)
         asked = setup.settings.model
@@ -398,24 +394,20 @@ class Trainer:
 
     def _progress(self, facts: Mapping[str, Any]) -> Progress:
         """Read what a checkpoint counts; a wrong type, sign or size is refused."""
-        most = {"step": self.total, "best_epoch": self.total, "tokens": math.inf}
-        best, alignment = facts.get("best"), facts.get("alignment")
-        fine = {
-            "aligned": isinstance(facts.get("aligned"), bool),
+        most = {"step": self.total, "best_epoch": self.total}
+        known: dict[str, Any] = {part.name: part.type for part in fields(Progress)}
+        known["alignment"] = dict | None
+        for name in (*known, *facts):
+            value, kind = facts.get(name), known.get(name, ())
             # What is not finite would be None in plain data.
-            "alignment": isinstance(alignment, dict | None)
-            and plain(alignment) == alignment,
-            "best": best is None or _is_number(best, float, -math.inf),
-        }
-        for name in ("loss", "seconds", "spent"):
-            fine[name] = _is_number(facts.get(name), float)
-        for name, limit in most.items():
-            fine[name] = _is_number(facts.get(name), int) and facts[name] <= limit
-        wrong = [name for name, holds in fine.items() if not holds]
-        for name in (*wrong, *(set(facts) - set(fine))):
-            raise FileFormatError(
-                f"{CHECKPOINT} is damaged: `{name}` cannot be {facts.get(name)!r:.60}."
-            )
+            fine = isinstance(value, kind) and plain(value) == value
+            fine = fine and isinstance(value, bool) == (kind is bool)
+            if fine and isinstance(value, int | float) and name != "best":
+                fine = 0 <= value <= most.get(name, math.inf)
+            if not fine:
+                raise FileFormatError(
+                    f"{CHECKPOINT} is damaged: `{name}` cannot be {value!r:.60}."
+                )
         return Progress(**facts)
 
     def _save(self) -> None:
@@ -497,8 +489,8 @@ class Trainer:
         own = (ranks.rank,) if ranks.rank else ()
         stream = make_generator(settings.seed, DROPOUT, now.step, *own)
         seed = stream.initial_seed() if self.model.settings.dropout else None
-        shares = ranks.split(batch.cu_seqlens.diff())
-        part = batch.take(shares[ranks.rank]) if ranks.world > 1 else batch
+        lengths = batch.cu_seqlens.diff()
+        part = batch if ranks.world == 1 else batch.take(ranks.own(lengths))
         assert batch.labels is not None
         assert part.labels is not None
         with ranks.talking():
@@ -510,10 +502,11 @@ class Trainer:
                 reduction="mean" if ranks.world == 1 else "sum",
             )
             if ranks.world > 1:
-                # The mean over all ranks' gradients is that of the whole batch's mean.
-                copies = sum(map(len, shares)) / batch.n_sequences
+                # The mean over all ranks' gradients is that of the whole batch's mean;
+                # rows too few to be shared are seen by all.
+                seen = ranks.world if len(lengths) < ranks.world else 1
                 counted = int((batch.labels != IGNORED).sum())
-                loss = loss * ranks.world / (copies * max(1, counted))
+                loss = loss * ranks.world / (seen * max(1, counted))
             loss.backward()  # type: ignore[no-untyped-call]
         told = loss.detach() / ranks.world
         ranks.add([told])
@@ -577,7 +570,6 @@ class Trainer:
     def finish(self) -> Trained:
         """Score the best weights."""
         setup, corpus = self.setup, self.setup.corpus
-        self.ranks.wait()
         weights = self.store.best()
         check_tensors(run_folder.WEIGHTS, weights, setup.full.state_dict())
         setup.full.load_state_dict(weights)
@@ -614,12 +606,6 @@ class _Logits(nn.Module):
         return logits_of(self.model, batch, dropout_seed)
 
 
-def _is_number(value: Any, kind: type, at_least: float = 0) -> bool:
-    kinds = int if kind is int else int | float
-    real = isinstance(value, kinds) and not isinstance(value, bool)
-    return real and at_least <= value < math.inf
-
-
 def learning_rate(settings: TrainSettings, step: int, total: int) -> float:
     """Give the learning rate of a step of Phase B.
 
@@ -641,41 +627,18 @@ def learning_rate(settings: TrainSettings, step: int, total: int) -> float:
     return settings.lr
 
 
-def _optimiser(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
-    moving = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    # Embeddings do not decay, so that trimming the vocabulary stays exact.
-    decayed = [p for n, p in moving if p.ndim > 1 and "embedding" not in n]
-    rest = [p for n, p in moving if p.ndim < 2 or "embedding" in n]
-    optimiser = make_optimiser(
-        decayed,
-        lr=settings.lr,
-        weight_decay=settings.weight_decay,
-        decoupled=settings.optimiser == "adamw",
-    )
-    optimiser.add_param_group({"params": rest, "weight_decay": 0.0})
-    return optimiser
-
-
-def make_optimiser(
-    parameters: Iterable[nn.Parameter],
-    *,
-    lr: float,
-    weight_decay: float = 0.0,
-    decoupled: bool = False,
-) -> torch.optim.Optimizer:
+def make_optimiser(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
     """Make torch's Adam or AdamW, in one pass over the parameters where it can be.
 
-    Examples
-    --------
-    >>> type(make_optimiser([nn.Parameter(torch.ones(2))], lr=1e-3)).__name__
-    'Adam'
+    Embeddings do not decay, so that trimming the vocabulary stays exact.
     """
-    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
-    chosen = [parameter for parameter in parameters if parameter.requires_grad]
-    if not chosen:
-        raise ParameterError(
-            "`parameters` must hold one that requires a gradient; got none. Unfreeze "
-            "what is to be trained."
-        )
-    fused = all(x.device.type in _FUSED and x.is_floating_point() for x in chosen)
-    return kind(chosen, lr=lr, weight_decay=weight_decay, fused=fused)
+    moving = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    decayed = [p for n, p in moving.items() if p.ndim > 1 and "embedding" not in n]
+    rest = [p for n, p in moving.items() if p.ndim < 2 or "embedding" in n]
+    kind = torch.optim.AdamW if settings.optimiser == "adamw" else torch.optim.Adam
+    fused = all(x.device.type in _FUSED for x in moving.values())
+    groups = [
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": rest, "weight_decay": 0.0},
+    ]
+    return kind(groups, lr=settings.lr, fused=fused)

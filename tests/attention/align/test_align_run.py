@@ -13,7 +13,7 @@ from align_cases import (
 )
 from torch import nn
 
-from coulomb._support.seeds import make_generator
+from coulomb._support.checks import make_generator
 from coulomb.attention.align.problem import (
     MOVES,
     PAPER,

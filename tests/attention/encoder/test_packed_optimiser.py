@@ -3,7 +3,6 @@ import copy
 import pytest
 import torch
 from packed_cases import make_batch, make_model
-from torch import nn
 
 from coulomb._support.errors import ParameterError
 from coulomb.attention.encoder.packed import (
@@ -11,6 +10,7 @@ from coulomb.attention.encoder.packed import (
     recycle_gradient,
     spare_gradient,
 )
+from coulomb.text import preset
 from coulomb.text.setup import restore_vocabulary, trim_vocabulary
 from coulomb.text.training import make_optimiser
 
@@ -30,12 +30,8 @@ def adam(model, **options):
 
 
 def adamw(model):
-    named = dict(model.named_parameters())
-    table = named.pop("token_embedding.weight")
-    return [
-        make_optimiser(named.values(), lr=1e-2, weight_decay=0.1, decoupled=True),
-        make_optimiser([table], lr=1e-2, decoupled=True),
-    ]
+    changes = {"optimiser": "adamw", "lr": 1e-2, "weight_decay": 0.1}
+    return [make_optimiser(model, preset("default", changes).train)]
 
 
 @pytest.mark.parametrize("optimise", [adam, adamw])
@@ -109,7 +105,8 @@ def test_the_fused_optimiser_is_torch_s():
     second = copy.deepcopy(first)
     batches = [make_batch(seed=number) for number in range(4)]
     train(first, adam(first, foreach=False), batches)
-    train(second, [make_optimiser(second.parameters(), lr=1e-2)], batches)
+    settings = preset("default", {"lr": 1e-2}).train
+    train(second, [make_optimiser(second, settings)], batches)
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
@@ -138,7 +135,12 @@ def test_ids_that_are_none_are_refused(ids):
         trim_vocabulary(model, torch.tensor(ids, dtype=torch.int64))
 
 
-def test_an_optimiser_needs_something_to_train():
-    frozen = nn.Parameter(torch.ones(2), requires_grad=False)
-    with pytest.raises(ParameterError, match="`parameters` must hold"):
-        make_optimiser([frozen], lr=1e-3)
+def test_only_matrices_of_the_layers_decay():
+    model = make_model("shared-softmaxfeat")
+    settings = preset("default", {"optimiser": "adamw", "weight_decay": 0.1}).train
+    decayed, rest = make_optimiser(model, settings).param_groups
+    assert (decayed["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
+    parts = {id(p) for p in (*decayed["params"], *rest["params"])}
+    assert parts == {id(p) for p in model.parameters() if p.requires_grad}
+    assert all(p.ndim > 1 for p in decayed["params"])
+    assert any(p is model.token_embedding.weight for p in rest["params"])

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from coulomb._support.archive import plain
-from coulomb._support.checks import check_count, check_real
+from coulomb._support.checks import check_count, check_real, make_generator
 from coulomb._support.errors import ParameterError
 from coulomb._support.progress import progress_bar
-from coulomb._support.seeds import make_generator
 from coulomb._support.stats import permutation_p_value, prediction_p_value
 from coulomb.attention.align.problem import SHUFFLES, TWINS, ModelAlignment
 from coulomb.attention.align.run import AlignmentResult, root_mean_square, run_twin

@@ -11,10 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from coulomb._support.checks import check_count, check_member, check_real, check_seed
+from coulomb._support.checks import (
+    check_count,
+    check_member,
+    check_real,
+    check_seed,
+    make_generator,
+)
 from coulomb._support.errors import ParameterError, ParameterTypeError, shown
 from coulomb._support.ranks import ALONE, Ranks
-from coulomb._support.seeds import make_generator
 from coulomb.attention.align.scores import (
     IGNORED,
     AbstractScore,

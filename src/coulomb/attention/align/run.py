@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from coulomb._support.archive import read_archive
-from coulomb._support.checks import check_count, check_real
+from coulomb._support.checks import check_count, check_real, make_generator
 from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb._support.ranks import Ranks
-from coulomb._support.seeds import make_generator
 from coulomb.attention.align.problem import (
     MOVES,
     ORDER,

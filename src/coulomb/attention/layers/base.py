@@ -20,9 +20,9 @@ from coulomb._support.checks import (
     check_memory,
     check_real,
     check_seed,
+    make_generator,
 )
 from coulomb._support.errors import ParameterError, ParameterTypeError
-from coulomb._support.seeds import make_generator
 from coulomb.attention.ops.checks import check_float, must_be_traceable
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from coulomb import features
-from coulomb._support.checks import check_count
+from coulomb._support.checks import check_count, make_generator
 from coulomb._support.errors import ParameterError
-from coulomb._support.seeds import make_generator
 from coulomb.attention.layers.base import (
     AbstractAttention,
     LayerOptions,
