@@ -15,6 +15,7 @@ from sklearn.base import (
     TransformerMixin,
 )
 from sklearn.utils import check_random_state
+from sklearn.utils.sparsefuncs import mean_variance_axis
 from sklearn.utils.validation import (
     _check_sample_weight,
     check_is_fitted,
@@ -605,24 +606,16 @@ def _moments(
     X: Any, share: np.ndarray, unit: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Weighted mean and variance of the columns of `X / unit`."""
-    if not sparse.issparse(X):
-        values = X / unit
-        mean = share @ values
-        # Shares do not sum to one exactly; a second pass keeps constants constant.
-        mean += share @ (values - mean)
-        return mean, share @ (values - mean) ** 2
-    rows = np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
-    values, stored = X.data / unit[X.indices], share[rows]
-
-    def add_up(terms: np.ndarray) -> np.ndarray:
-        return np.bincount(X.indices, weights=terms, minlength=X.shape[1])
-
-    full = np.bincount(X.indices, minlength=X.shape[1]) == X.shape[0]
-    empty = np.where(full, 0.0, np.maximum(0.0, 1.0 - add_up(stored)))
-    mean = add_up(stored * values)
-    mean += add_up(stored * (values - mean[X.indices])) - empty * mean
-    spread = add_up(stored * (values - mean[X.indices]) ** 2)
-    return mean, spread + empty * mean**2
+    if sparse.issparse(X):
+        values = X.astype(np.float64)
+        values.data /= unit[values.indices]
+        mean, variance = mean_variance_axis(values, axis=0, weights=share)
+        return mean, variance
+    values = X / unit
+    mean = share @ values
+    # Shares do not sum to one exactly; a second pass keeps constants constant.
+    mean += share @ (values - mean)
+    return mean, share @ (values - mean) ** 2
 
 
 def _describe(

@@ -17,6 +17,7 @@ from sklearn.metrics.pairwise import (
     pairwise_kernels,
 )
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
+from sklearn.preprocessing import LabelBinarizer
 from sklearn.svm import SVC
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
@@ -404,7 +405,9 @@ class _MultipleKernels(BaseEstimator):
                 *_alignment_problem(self._kernels, self._X, labels)
             )
         elif self.method == "margin":
-            parts = [self._margins(weights, signs) for signs in _one_against_rest(y)]
+            # One column of signs for two classes, one for each of more.
+            signed = LabelBinarizer(neg_label=-1).fit_transform(y).T.astype(float)
+            parts = [self._margins(weights, signs) for signs in signed]
             weights = np.mean(parts, axis=0)
         self.kernel_weights_ = weights
         return self._kernels.mix(weights, self._X, self._X)
@@ -708,13 +711,6 @@ class MultipleKernelRegressor(RegressorMixin, _MultipleKernels):
 
 def _as_columns(decisions: np.ndarray) -> np.ndarray:
     return decisions.reshape(len(decisions), -1)
-
-
-def _one_against_rest(y: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield signs: one vector for two classes, one for each of more."""
-    found, codes = np.unique(y, return_inverse=True)
-    for place in range(1 if len(found) == 2 else 0, len(found)):
-        yield np.where(codes == place, 1.0, -1.0)
 
 
 def solve_margin(

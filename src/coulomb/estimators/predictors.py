@@ -203,7 +203,8 @@ class _AbstractPredictor(SavedEstimator, BaseEstimator):
         self, table: Table, y: np.ndarray, weight: np.ndarray
     ) -> tuple[Table, np.ndarray, np.ndarray]:
         """Weigh the classes, and leave out rows that weigh nothing."""
-        weight = weight * self._class_weights(y)
+        if self._target == "classes":
+            weight = weight * compute_sample_weight(self.class_weight, y)
         kept, y, weight = drop_weightless(np.arange(len(y)), y, weight)
         return [column[kept] for column in table], y, weight
 
@@ -631,9 +632,6 @@ class CoulombClassifier(_AbstractPredictor, ClassifierMixin, BaseEstimator):
         check_classification_targets(y)
         return y
 
-    def _class_weights(self, y: np.ndarray) -> np.ndarray:
-        return compute_sample_weight(self.class_weight, y)
-
     def _read_target(self, y: np.ndarray, classes: Any) -> np.ndarray:
         read = read_target(y, target="classes", classes=classes)
         assert read.classes is not None
@@ -775,9 +773,6 @@ class CoulombRegressor(_AbstractPredictor, RegressorMixin, BaseEstimator):
     def _check_target(self, y: Any) -> np.ndarray:
         y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
         return column_or_1d(y, warn=True)
-
-    def _class_weights(self, y: np.ndarray) -> np.ndarray:
-        return np.ones(len(y))
 
     def _read_target(self, y: np.ndarray, classes: Any) -> np.ndarray:
         return y
