@@ -43,13 +43,11 @@ class TestLearning:
 
         gains = []
         for seed in range(8):
-            learned = quick(50, objective="alignment").set_params(random_state=seed)
-            learned.fit(X, y)
-            gains.append(alignment(learned) / alignment(learned.control(seed)))
-        # Eight independent ratios, each of which would straddle one without learning;
-        # held-out rows may say that it is better not to bend the law.
-        assert np.median(gains) > 1.5
-        assert sum(gain > 1.1 for gain in gains) >= 6
+            learned = CoulombSampler(50, random_state=seed).fit(X, y)
+            controls = [alignment(learned.control(draw)) for draw in range(20)]
+            gains.append(alignment(learned) / np.mean(controls))
+        # Eight independent ratios, each of which would straddle one without learning.
+        assert min(gains) > 1.1
 
     def test_finds_the_frequency_that_was_planted(self):
         rng = np.random.default_rng(0)
