@@ -610,7 +610,7 @@ def _moments(
         values = X.astype(np.float64)
         values.data /= unit[values.indices]
         mean, variance = mean_variance_axis(values, axis=0, weights=share)
-        return mean, variance
+        return mean, variance.clip(0.0)  # which rounding may leave below zero
     values = X / unit
     mean = share @ values
     # Shares do not sum to one exactly; a second pass keeps constants constant.
