@@ -1,6 +1,5 @@
 """Whole layers and encoders, compiled, exported, mapped, cast."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -35,17 +34,6 @@ def _fresh_compiler():
 
 def make_encoder(attention=ATTENTIONS["softmaxfeat"], seed=0, **settings):
     return KernelEncoder(SETTINGS, attention, generator=seed, **settings).double()
-
-
-def make_mixed_encoder():
-    """A layer of each kind, so that one export, which is slow, shows all of them."""
-    kinds = iter(ATTENTIONS.values())
-
-    def attention(*sizes, **options):
-        return next(kinds)(*sizes, **options)
-
-    settings = replace(SETTINGS, n_layers=len(ATTENTIONS))
-    return KernelEncoder(settings, attention, generator=0)
 
 
 def make_batch(batch=2, length=7):
@@ -149,11 +137,12 @@ def test_encoder_under_autocast():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_encoder_in_onnx_runtime(tmp_path):
+@pytest.mark.parametrize("name", ["softmaxfeat", "shared cos2", "causal favor"])
+def test_encoder_in_onnx_runtime(name, tmp_path):
     reason = "onnxruntime and onnxscript are not installed"
     pytest.importorskip("onnxscript", reason=reason)
     onnxruntime = pytest.importorskip("onnxruntime", reason=reason)
-    model = make_mixed_encoder().eval()
+    model = make_encoder(ATTENTIONS[name]).float().eval()
     shape = {0: Dim("batch", min=1, max=64), 1: Dim("length", min=2, max=32)}
     program = torch.onnx.export(
         model,

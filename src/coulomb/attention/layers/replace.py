@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
+from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -330,40 +331,6 @@ _LOADER_TEXT = '''"""Classes of this model, from coulomb: pip install 'coulomb[h
 from coulomb.attention.layers.replace import named_class
 
 '''
-_CARD = """---
-{header}
----
-
-# {name} with linear attention
-
-`{source}` with attention whose cost grows with the length of a text and not with its
-square, made by [coulomb](https://pypi.org/project/coulomb/). {recipe}
-
-## Use
-
-With `pip install 'coulomb[hf]'`, one of two lines is needed:
-
-```python
-import coulomb  # before the model is loaded: registers its classes
-
-model = AutoModel.from_pretrained("FOLDER")
-model = SentenceTransformer("FOLDER")
-pipe = pipeline("feature-extraction", model="FOLDER")
-```
-
-or `trust_remote_code=True` in each of the three calls, without the import; the code of
-this folder is `{loader}.py`, which only imports coulomb. `BertModel` and other classes
-of transformers do not know linear attention: load with `AutoModel`.
-
-## Limits
-
-{limits}
-
-## Citation
-
-*A Coulomb Particle Model for Learning Kernel Attention in Transformers*; and that of
-`{source}`.
-"""
 
 
 def is_pretrained(model: nn.Module) -> bool:
@@ -677,7 +644,10 @@ def _card(model: Any, folder: Path | None, summary: Any) -> str:
         recipe = f"Particles were learned without labels.\n\n```\n{summary}\n```"
     count = n_positions(model)
     limits = f"Texts of at most {count} tokens." if count else "None is known."
-    return _CARD.format(
+    template = (files("coulomb.attention.layers") / "card.md").read_text(
+        encoding="utf-8"
+    )
+    return template.format(
         header="\n".join(f"{key}: {value}" for key, value in header.items()),
         name=name, source=name, recipe=recipe, limits=limits, loader=_LOADER,
     )  # fmt: skip
