@@ -9,10 +9,9 @@ dynamics.
 CoulombSampler(n_components=64)
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from coulomb._support.moved import register
+from coulomb._support.moved import names_from, register
 from coulomb._version import __version__
 
 if TYPE_CHECKING:
@@ -32,27 +31,6 @@ if TYPE_CHECKING:
     from coulomb.text import TextClassifier
 
 register()
-
-# Where each public name lives. Names are imported on first use: importing torch takes
-# seconds, and `coulomb --help` must not.
-_HOMES = {
-    "Ball": "coulomb.domains",
-    "Box": "coulomb.domains",
-    "Coulomb": "coulomb.interactions",
-    "CoulombClassifier": "coulomb.estimators",
-    "CoulombRegressor": "coulomb.estimators",
-    "CoulombSampler": "coulomb.estimators",
-    "Hamiltonian": "coulomb.energy",
-    "ImportanceSampler": "coulomb.estimators",
-    "MultipleKernelClassifier": "coulomb.estimators",
-    "MultipleKernelRegressor": "coulomb.estimators",
-    "OrthogonalSampler": "coulomb.estimators",
-    "Particles": "coulomb.features",
-    "Riesz": "coulomb.interactions",
-    "Space": "coulomb.domains",
-    "Sphere": "coulomb.domains",
-    "TextClassifier": "coulomb.text",
-}
 
 __all__ = [
     "Ball",
@@ -75,11 +53,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        globals()[name] = getattr(import_module(_HOMES[name]), name)
-        return globals()[name]
-    raise AttributeError(f"module 'coulomb' has no attribute {name!r}")
+# Names are imported on first use: importing torch takes seconds, and `coulomb --help`
+# must not.
+__getattr__ = names_from(
+    "coulomb",
+    *("domains", "interactions", "energy", "features", "estimators", "text"),
+    names=__all__,
+)
 
 
 def __dir__() -> list[str]:

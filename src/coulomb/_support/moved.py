@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import sys
 import warnings
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -24,6 +25,22 @@ MOVED = {
     "coulomb.experiments.tables": "coulomb.experiments.summary",
     "coulomb.linearise.compare": "coulomb.linearise.api",
 }
+
+
+def names_from(package: str, *homes: str, names: Sequence[str]) -> Callable[[str], Any]:
+    """Give a package's `__getattr__`, which imports a public name on first use.
+
+    Names are looked for in one module after the other, the lightest to import first.
+    """
+
+    def find(name: str) -> Any:
+        for home in homes if name in names else ():
+            module = importlib.import_module(f"coulomb.{home}")
+            if hasattr(module, name):
+                return getattr(module, name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return find
 
 
 # What is called after a module of transformers was imported.

@@ -4,8 +4,9 @@ Names are imported on first use: torch takes seconds, and the command line reads
 settings of this package before it knows what is asked of it.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from coulomb._support.moved import names_from
 
 if TYPE_CHECKING:
     from coulomb.attention.encoder.layout import TokenBatch, padded_logits
@@ -31,13 +32,6 @@ if TYPE_CHECKING:
     from coulomb.text.tasks import TASKS, load_data, load_task
     from coulomb.text.tokens import Vocabulary, read_vocabulary, train_vocabulary
     from coulomb.text.training import resume_folder, train, train_in_folder
-
-# From the lightest to import to the heaviest; a name is looked for in this order.
-_HOMES = (
-    *("text.settings", "text.data", "text.tasks", "text.tokens", "text.run_folder"),
-    *("text.evaluate", "text.training", "text.predictor", "text.classifier"),
-    *("text.diagnose", "attention.encoder.packed", "attention.encoder.layout"),
-)
 
 __all__ = [
     "PAPER_ROWS",
@@ -73,12 +67,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    for home in _HOMES if name in __all__ else ():
-        module = import_module(f"coulomb.{home}")
-        if hasattr(module, name):
-            return getattr(module, name)
-    raise AttributeError(f"module 'coulomb.text' has no attribute {name!r}")
+__getattr__ = names_from(
+    "coulomb.text",
+    *("text.settings", "text.data", "text.tasks", "text.tokens", "text.run_folder"),
+    *("text.evaluate", "text.training", "text.predictor", "text.classifier"),
+    *("text.diagnose", "attention.encoder.packed", "attention.encoder.layout"),
+    names=__all__,
+)
 
 
 def __dir__() -> list[str]:
