@@ -23,7 +23,7 @@ from coulomb.attention.layers.base import AbstractAttention
 from coulomb.attention.layers.baselines import Linformer, SoftmaxAttention
 from coulomb.attention.layers.kernel import AbstractFeatureAttention, KernelAttention
 from coulomb.attention.ops.api import kernel_attention
-from coulomb.attention.ops.compiled import as_array
+from coulomb.attention.ops.checks import as_array
 from coulomb.attention.ops.decoding import decode_step, init_state
 from coulomb.features import DEFAULT_MAP, AbstractFeatureMap, Particles, feature_maps
 from coulomb.kernels import encoder_rows as loops

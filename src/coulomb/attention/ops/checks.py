@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -12,6 +13,7 @@ from coulomb._support.errors import ParameterError, ParameterTypeError, unknown_
 from coulomb.features import AbstractFeatureMap, Particles, as_feature_map
 
 FORMS = ("auto", "linear", "quadratic")
+NO_ARRAY = np.empty(0, np.float32)  # in place of None, for compiled loops
 
 FeatureMap = str | AbstractFeatureMap | Callable[[Tensor, Particles], Tensor]
 
@@ -269,6 +271,15 @@ def head_particles(particles: Particles, x: Tensor) -> Particles:
 def working_dtype(x: Tensor) -> torch.dtype:
     """Give the precision to compute in: that of `x`, but at least float32."""
     return torch.promote_types(x.dtype, torch.float32)
+
+
+def as_array(x: Any) -> Any:
+    """View a tensor as an array, None as an empty one; tuples item by item."""
+    if isinstance(x, Tensor):
+        return x.detach().contiguous().numpy()
+    if isinstance(x, tuple):
+        return tuple(map(as_array, x))
+    return NO_ARRAY if x is None else x
 
 
 def must_be_traceable(x: Tensor) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coulomb.attention.ops.blocked import Problem
-from coulomb.attention.ops.checks import Inputs, must_be_traceable
+from coulomb.attention.ops.checks import NO_ARRAY, Inputs, as_array, must_be_traceable
 from coulomb.attention.ops.tuning import BLOCK
 from coulomb.features import AbstractFeatureMap
 from coulomb.kernels import available
@@ -28,7 +28,6 @@ _PER_SECOND = 4e10
 _DECODED_PER_SECOND = 2.5e9
 
 _Array = np.ndarray[Any, Any]
-_NONE = np.empty(0, np.float32)
 
 
 class Kept(NamedTuple):
@@ -55,15 +54,6 @@ def knows(inputs: Inputs) -> bool:
         and all(x.stride(-1) == 1 for x in (q, k, v))
         and _knows(inputs.feature_map)
     )
-
-
-def as_array(x: Any) -> Any:
-    """View a tensor as an array, None as an empty one; tuples item by item."""
-    if isinstance(x, Tensor):
-        return x.detach().contiguous().numpy()
-    if isinstance(x, tuple):
-        return tuple(map(as_array, x))
-    return _NONE if x is None else x
 
 
 class _Rows(NamedTuple):
@@ -209,10 +199,10 @@ def backward(
         keys.place(grads[1]),
         keys.place(grads[2]),
         tuple(
-            tuple(_NONE if x is None else x.view(-1).numpy() for x in side)
+            tuple(NO_ARRAY if x is None else x.view(-1).numpy() for x in side)
             for side in particles
         ),
-        _NONE if given is None else given.view(-1).numpy(),
+        NO_ARRAY if given is None else given.view(-1).numpy(),
     )
     # The sequences of a head add to the same particles, one after the other.
     sequences = len(queries.bounds) - 1
