@@ -196,6 +196,17 @@ def test_partial_records_break_no_claim():
     )
 
 
+def test_a_record_without_a_method_breaks_its_own_claims_only():
+    job = synthetic_job({"method": "svm", "gamma": 0.5}, trial=0, noise=1.0)
+    nameless = job | {"method": None, "constants": "paper"}
+    records = [record("noise", each, expected_accuracy=0.6) for each in (job, nameless)]
+    problems = []
+    judged = judge_claims({"noise": records}, problems)
+    assert len(judged) == len(all_claims())
+    assert len(problems) == 1
+    assert problems[0].startswith("noise: its claims could not be judged.")
+
+
 def test_claims_have_names_texts_and_sources():
     claims = all_claims()
     assert len({claim.name for claim in claims}) == len(claims)

@@ -17,7 +17,7 @@ from coulomb._support.archive import check_output, read_json, write_bytes
 from coulomb._support.errors import CoulombError, ParameterError
 from coulomb._support.progress import progress_bar
 from coulomb._version import __version__
-from coulomb.experiments.claims import SMOKE, is_smoke, learned
+from coulomb.experiments.claims import BROKEN, SMOKE, is_smoke, learned
 from coulomb.experiments.records import FILE, FRAMES, Record, load_experiments
 from coulomb.experiments.summary import paired, select
 from coulomb.report import asset
@@ -141,7 +141,7 @@ def arrange(results: Results) -> Contents:
             continue
         try:
             sections.append(_BUILDERS.get(name, _default_section)(records[name]))
-        except _BROKEN as error:
+        except BROKEN as error:
             problems.append(
                 f"{clean(name)}: cannot be drawn, because a record lacks something "
                 f"({clean(repr(error), 120)})."
@@ -199,7 +199,6 @@ def _noise_findings(results: Results) -> Iterator[str]:
 
 
 _LITTLE_NOISE = 1.0
-_BROKEN = (CoulombError, ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def _order(records: dict[str, list[Record]]) -> list[str]:

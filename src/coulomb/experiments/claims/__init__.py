@@ -96,7 +96,11 @@ def all_claims() -> list[Claim]:
     ]
 
 
-_BROKEN = (CoulombError, ArithmeticError, LookupError, TypeError, ValueError)
+# What a record may raise whose job or metrics are not what its experiment writes.
+BROKEN = (
+    *(CoulombError, ArithmeticError, AttributeError),
+    *(LookupError, TypeError, ValueError),
+)
 
 
 def is_smoke(records: Iterable[Record]) -> bool:
@@ -126,7 +130,7 @@ def judge_claims(evidence: Evidence, problems: list[str] | None = None) -> list[
                     note = SMOKE
                 elif records:
                     found = claim.test(records, constants, **claim.where)
-            except _BROKEN as error:
+            except BROKEN as error:
                 if problems is None:
                     raise
                 note = f"A record lacks what it needs ({error!r:.120})."
