@@ -9,6 +9,8 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -104,21 +106,17 @@ def legend_below(figure: Figure, entries: list[tuple[Any, str]]) -> None:
 
 
 def save(figure: Figure) -> tuple[bytes, bytes]:
-    """Write a figure to memory."""
-    files = []
+    """Write a figure to memory; `savefig` would draw it twice for each file."""
+    svg, png = io.BytesIO(), io.BytesIO()
     with warnings.catch_warnings():
         # A name may hold letters that the font does not; boxes are better than nothing.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        for kind, settings in (
-            ("svg", {"metadata": {"Date": None}}),
-            ("png", {"dpi": 120, "metadata": {"Software": "coulomb"}}),
-        ):
-            file = io.BytesIO()
-            figure.savefig(file, format=kind, **settings)
-            files.append(file.getvalue())
-            # Both files have the same places; finding them is half of the work.
-            figure.set_layout_engine("none")
-    return files[0], files[1]
+        FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})
+        # Both files have the same places; finding them is half of the work.
+        figure.set_layout_engine("none")
+        figure.set_dpi(120)
+        FigureCanvasAgg(figure).print_png(png, metadata={"Software": "coulomb"})
+    return svg.getvalue(), png.getvalue()
 
 
 def _draw(axis: Any, layer: Layer) -> Any:
