@@ -34,6 +34,7 @@ def quick(n_components=20, **settings):
 
 
 class TestLearning:
+    @pytest.mark.slow
     def test_learned_features_align_better_than_their_control(self, problem):
         X, y = problem
         centred = y - y.mean()
