@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from coulomb._support.archive import read_json, read_shapes
-from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
+from coulomb._support.errors import FileFormatError, ParameterError, retold
 from coulomb.attention.layers.replace import (
     LAYERS,
     as_saveable,
@@ -53,19 +53,8 @@ def reading(folder: Path) -> Iterator[Any]:
     for path in sorted(folder.glob("*.json")):
         read_json(path, finite=False)
     auto = transformers().AutoConfig
-    try:
+    with retold(f"{folder} is not a model that transformers can load"):
         yield auto.from_pretrained(folder, **LOCAL)
-    except CoulombError:
-        raise
-    except BaseException as error:
-        # A panic in a tokenizer is no Exception; a signal is neither.
-        panic = type(error).__name__ == "PanicException"
-        if not panic and not isinstance(error, Exception):
-            raise
-        told = " ".join(str(error).split())[:300]
-        raise FileFormatError(
-            f"{folder} is not a model that transformers can load: {told}."
-        ) from error
 
 
 def load_tokenizer(folder: Path, **options: Any) -> Any:

@@ -183,10 +183,6 @@ def _attend(
     return layout.unpad(out.transpose(1, 2)).unsqueeze(0), None
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    return None
-
-
 class PretrainedEncoder(nn.Module):
     """A pretrained encoder with a linear head over pooled texts, or over tokens.
 
@@ -204,7 +200,7 @@ class PretrainedEncoder(nn.Module):
         self.head = make_linear(width, settings.n_classes, generator=source)
         module = transformers()
         module.AttentionInterface.register(PACKED, _attend)
-        module.AttentionMaskInterface.register(PACKED, _no_mask)
+        module.AttentionMaskInterface.register(PACKED, lambda *_, **__: None)
         if self.kind != "mpnet":  # whose attention adds a bias of its own
             self.attend_by(PACKED)
 

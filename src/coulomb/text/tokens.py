@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from coulomb._support.archive import MOST_JSON, check_file
 from coulomb._support.checks import check_count
-from coulomb._support.errors import FileFormatError, ParameterError
+from coulomb._support.errors import FileFormatError, ParameterError, retold
 from coulomb.attention.encoder.layout import IGNORED, TokenBatch, token_places
 from coulomb.text.data import Corpus, Split, Text, parts_of
 from coulomb.text.settings import TextSettings
@@ -133,11 +132,11 @@ class Vocabulary:
         self, texts: Sequence[Any], max_length: int, words: bool = False
     ) -> Iterator[tuple[np.ndarray, Any]]:
         """Go through token ids and encodings, cut at the end of the longer text."""
-        with _told("`max_length` is too small for the vocabulary"):
+        with retold("`max_length` is too small for the vocabulary"):
             self._tokenizer.enable_truncation(max_length, strategy="longest_first")
         for begin in range(0, len(texts), _AT_ONCE):
             part = list(texts[begin : begin + _AT_ONCE])
-            with _told("The vocabulary cannot cut these texts"):
+            with retold("The vocabulary cannot cut these texts"):
                 cut = self._tokenizer.encode_batch(part, is_pretokenized=words)
             for encoding in cut:
                 ids = np.array(encoding.ids, dtype=np.int64)
@@ -175,22 +174,10 @@ class Vocabulary:
         Vocabulary
             The same.
         """
-        with _told(f"{source} is not a tokenizer of the library `tokenizers`"):
+        with retold(f"{source} is not a tokenizer of the library `tokenizers`"):
             tokenizer = Tokenizer.from_str(text)
             tokenizer.no_padding()
         return cls(tokenizer)
-
-
-@contextmanager
-def _told(complaint: str) -> Iterator[None]:
-    """Turn what the library raises into one sentence, its panics too."""
-    try:
-        yield
-    except BaseException as error:
-        panic = type(error).__name__ == "PanicException"
-        if not panic and not isinstance(error, Exception):
-            raise
-        raise FileFormatError(f"{complaint}: {error}.") from error
 
 
 def vocabulary_of(tokens: dict[str, int], *, lower_case: bool = True) -> Vocabulary:
