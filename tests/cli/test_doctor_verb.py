@@ -1,5 +1,6 @@
 """`coulomb doctor`: the machine in words and numbers, and a test of every loop."""
 
+import importlib
 import json
 import os
 
@@ -25,6 +26,7 @@ def run(tmp_path, *options):
 @needs_numba
 @pytest.mark.slow
 def test_every_loop_equals_its_twin(tmp_path):
+    importlib.import_module("sklearn")  # sets variables when it is first imported
     before = dict(os.environ)
     result, content = run(tmp_path)
     assert result.exit_code == 0, result.output
