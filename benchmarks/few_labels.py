@@ -129,10 +129,7 @@ def linear_layer(body, tokenizer, texts):
     heads = [tuple(range(site.num_heads)) for site in teacher.sites[:-1]]
     options = {"n_features": FEATURES, "feature_map": settings.feature_map}
     fast = with_linearised_heads(body, exact_heads=[*heads, ()], **options).eval()
-    with torch.no_grad():
-        last = linearised_heads(fast)[-1]
-        last.particles.copy_(fit.particles.positions)
-        last.tilt.copy_(fit.particles.tilt)
+    linearised_heads(fast)[-1].fill(fit)
     return fast.encoder.layer[-1]
 
 

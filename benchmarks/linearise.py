@@ -43,9 +43,16 @@ from coulomb.features import (
 )
 from coulomb.linearise import linearise
 from coulomb.linearise.api import cosine_with, measure_speed, random_student
-from coulomb.linearise.fit import pool
+from coulomb.linearise.fit import AbstractImitation, imitations, pool
+from coulomb.linearise.heads import HeadParticles, softmax_scores
 from coulomb.linearise.huggingface import with_linearised_heads
-from coulomb.linearise.teacher import Recording, Stack, encode, with_positions
+from coulomb.linearise.teacher import (
+    Recording,
+    Rows,
+    Stack,
+    encode,
+    with_positions,
+)
 
 LENGTHS = (128, 512, 2048, 8192)
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -363,6 +370,53 @@ class Hedgehog(AbstractFeatureMap):
 
     def n_features(self, n_particles: int) -> int:
         return 2 * n_particles
+
+
+@imitations.add("raw-alignment")
+class RawAlignment(AbstractImitation):
+    """`1 - <T, K> / (|T| |K|)` with the teacher's kernel `T = exp(q . k / sqrt(d))`.
+
+    The mean over sequences, without a window. The few largest entries of `T` are nearly
+    all of its norm: a kernel is aligned that is right for a few pairs of tokens and for
+    no row.
+    """
+
+    def compare(self, rows: Rows, particles: HeadParticles) -> torch.Tensor:
+        scores, hidden = softmax_scores(rows.q, rows.k, rows.bias), ~_pairs(rows)
+        top = scores.masked_fill(hidden, -torch.inf).amax(dim=(2, 3), keepdim=True)
+        teacher = (scores - top).exp().masked_fill(hidden, 0)
+        return 1 - _cosine(teacher, _kernel(rows, particles).masked_fill(hidden, 0))
+
+
+@imitations.add("log-alignment")
+class LogKernelAlignment(AbstractImitation):
+    """The alignment of log kernels, each row of them centred."""
+
+    def compare(self, rows: Rows, particles: HeadParticles) -> torch.Tensor:
+        real, kernel = _pairs(rows), _kernel(rows, particles)
+        student = kernel.clamp_min(torch.finfo(kernel.dtype).tiny).log()
+        parts = []
+        for values in (softmax_scores(rows.q, rows.k, rows.bias), student):
+            total = values.masked_fill(~real, 0).sum(dim=-1, keepdim=True)
+            mean = total / real.sum(dim=-1, keepdim=True).clamp_min(1)
+            parts.append((values - mean).masked_fill(~real, 0))
+        return 1 - _cosine(*parts)
+
+
+def _kernel(rows: Rows, particles: HeadParticles) -> torch.Tensor:
+    phi_q, phi_k = particles.features(rows.q, rows.k, rows.key_mask)
+    return phi_q @ phi_k.transpose(-1, -2)
+
+
+def _pairs(rows: Rows) -> torch.Tensor:
+    return (rows.query_mask[:, :, None] & rows.key_mask[:, None, :]).unsqueeze(1)
+
+
+def _cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    # Each sequence by itself: the student's kernel has one free factor in each.
+    dims = (2, 3)
+    norms = a.square().sum(dim=dims) * b.square().sum(dim=dims)
+    return ((a * b).sum(dim=dims) / norms.clamp_min(1e-24).sqrt()).mean(dim=0)
 
 
 # Rows before windows were there are without one.

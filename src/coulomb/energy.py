@@ -59,10 +59,10 @@ class Hamiltonian:
     """
 
     objective: AbstractObjective
-    interaction: AbstractInteraction = field(default_factory=Riesz)
+    interaction: AbstractInteraction = field(default=Riesz())
     strength: float = 0.0
     prior: AbstractOneBody | None = None
-    pair_sum: AbstractPairSum = field(default_factory=ExactSum)
+    pair_sum: AbstractPairSum = field(default=ExactSum())
 
     def __post_init__(self) -> None:
         check_real("strength", self.strength, at_least=0)

@@ -98,8 +98,8 @@ def test_tilt_centres_the_queries_exactly():
     centre = q.mean(dim=(0, 2), keepdim=True)
     tilt = centre[0, :, 0] / math.sqrt(q.shape[-1])
     kernel = ((q - centre) @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).exp()
-    weight = module.key_log_weight(k, tilt, mask).exp() * mask.unsqueeze(1)
-    kernel = kernel * weight.unsqueeze(-2)
+    weight, _ = module.key_weight(k, tilt, mask)
+    kernel = kernel * weight.transpose(-1, -2)
     rows = kernel / kernel.sum(dim=-1, keepdim=True)
     torch.testing.assert_close(rows, softmax_rows(q, k, mask))
 

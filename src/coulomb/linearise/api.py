@@ -73,7 +73,7 @@ from coulomb.linearise.teacher import (
 )
 
 _FORMAT = "coulomb-linearise-1"
-_FITTED = ("positions", "tilt", "before", "after", "random")
+_FITTED = LayerFit._fields[:-1]  # the tensors
 _SHOWN = (128, 512, 2048, 8192)  # tokens of texts that are timed, if they are read
 _LONGEST_SHOWN = 2048  # where there is no limit
 _STEP_OF_ALL = 7  # one takes the time of about so many steps of every layer
@@ -272,7 +272,7 @@ def linearise(
     teacher = Stack(model)
     if teacher.has_bias:  # the band would have to be given its part of it
         chosen = replace(chosen, window=0)
-    _check_keep_exact(teacher, keep_exact)
+    kept = _check_keep_exact(teacher, keep_exact)
     source = make_generator(seed, 0)
     recorded, held_out = record_texts(
         teacher, tokenizer, texts, chosen, generator=source
@@ -283,26 +283,23 @@ def linearise(
         in_mode(model, train=False),
         progress_bar("learning heads", total, visible=progress) as advance,
     ):
-        layers = zip(recorded.layers(), held_out.layers(), strict=True)
         file = None if checkpoint is None else Path(checkpoint)
         asked = "" if file is None else _fingerprint(model, texts, chosen, seed)
-        done = [] if file is None else _load_fits(file, asked, chosen)
-        fits: list[LayerFit] = []
-        for number, (rows, held_rows) in enumerate(layers):
+        fits = [] if file is None else _load_fits(file, asked)
+        layers = zip(recorded.layers(), held_out.layers(), strict=True)
+        for number, rows in enumerate(layers):
             watch = partial(advance, note=f"layer {number}")
-            if number < len(done):
-                fits.append(done[number])
+            if number < len(fits):
                 watch(chosen.steps)
                 continue
             source = make_generator(seed, 1, number)
-            fit = fit_layer(rows, held_rows, chosen, generator=source, watch=watch)
-            watch(chosen.steps - fit.steps)
-            fits.append(fit)
+            fits.append(fit_layer(*rows, chosen, generator=source, watch=watch))
+            watch(chosen.steps - fits[-1].steps)
             if file is not None:
                 _save_fits(file, asked, fits)
-        exact = _exact_heads(teacher, keep_exact, fits)
+        exact = _exact_heads(kept, fits)
         student = _copy_with_heads(teacher, chosen, exact)
-        _fill(student, (fit.particles for fit in fits))
+        _fill(student, fits)
         learned = process_time() - begun
         random = random_student(teacher, chosen.n_features, seed)
         report = LineariseReport(
@@ -401,15 +398,15 @@ def _fingerprint(
 
 def _save_fits(file: Path, asked: str, fits: Sequence[LayerFit]) -> None:
     tensors = {
-        f"{number}.{name}": part
+        f"{number}.{name}": getattr(fit, name)
         for number, fit in enumerate(fits)
-        for name, part in zip(_FITTED, (*fit.particles[:2], *fit[1:4]), strict=True)
+        for name in _FITTED
     }
     facts = {"format": _FORMAT, "asked": asked, "steps": [fit.steps for fit in fits]}
     write_archive(file, tensors, facts)
 
 
-def _load_fits(file: Path, asked: str, settings: LineariseSettings) -> list[LayerFit]:
+def _load_fits(file: Path, asked: str) -> list[LayerFit]:
     """Read the layers that an interrupted call has learned."""
     if not file.exists():
         return []
@@ -420,50 +417,41 @@ def _load_fits(file: Path, asked: str, settings: LineariseSettings) -> list[Laye
             f"`checkpoint` must be of the same model, texts and settings; "
             f"{str(file)!r} is not. Remove it, or choose another."
         )
-    feature_map = as_positive_map(settings.feature_map)
-    fits = []
     try:
-        for number, steps in enumerate(facts["steps"]):
-            positions, tilt, *judged = (tensors[f"{number}.{x}"] for x in _FITTED)
-            particles = HeadParticles(positions, tilt, feature_map, settings.near)
-            before, after, random = judged
-            fits.append(LayerFit(particles, before, after, random, int(steps)))
+        return [
+            LayerFit(*(tensors[f"{number}.{name}"] for name in _FITTED), int(steps))
+            for number, steps in enumerate(facts["steps"])
+        ]
     except (KeyError, TypeError, ValueError) as error:
         raise FileFormatError(f"{file} {complaint}: {error!r}.") from error
-    return fits
 
 
-def _check_keep_exact(teacher: Stack, keep_exact: Any) -> None:
-    """Say what is wrong with `keep_exact` before anything is learned."""
+def _check_keep_exact(teacher: Stack, keep_exact: Any) -> int | list[list[int]]:
+    """Turn `keep_exact` into heads by layer, or a number of them, before all else."""
     counts = [site.num_heads for site in teacher.sites]
     if isinstance(keep_exact, int):
-        check_count("keep_exact", keep_exact, at_least=0, at_most=sum(counts))
-        return
+        return check_count("keep_exact", keep_exact, at_least=0, at_most=sum(counts))
     if not isinstance(keep_exact, Sequence) or isinstance(keep_exact, str):
         raise ParameterTypeError(
             "`keep_exact` must be a number of heads, or a list of layers and of pairs "
             f"(layer, head); got {keep_exact!r}."
         )
+    heads: list[list[int]] = [[] for _ in counts]
     for entry in keep_exact:
         layer, *head = entry if isinstance(entry, tuple) else (entry,)
         check_places([layer], len(counts), "layers")
         check_places(head, counts[layer])
-
-
-def _exact_heads(
-    teacher: Stack, keep_exact: KeepExact, fits: list[LayerFit]
-) -> list[list[int]]:
-    heads: list[list[int]] = [[] for _ in fits]
-    if isinstance(keep_exact, int):
-        worst = torch.stack([fit.after for fit in fits]).flatten()
-        width = len(fits[0].after)
-        chosen = worst.topk(keep_exact).indices.tolist()
-        keep_exact = [divmod(i, width) for i in chosen]
-    for entry in keep_exact:
-        layer, head = entry if isinstance(entry, tuple) else (entry, None)
-        every = range(teacher.sites[layer].num_heads)
-        heads[layer] += every if head is None else [head]
+        heads[layer] += head or range(counts[layer])
     return heads
+
+
+def _exact_heads(kept: int | list[list[int]], fits: list[LayerFit]) -> list[list[int]]:
+    if not isinstance(kept, int):
+        return kept
+    worst = torch.stack([fit.after for fit in fits])
+    chosen = worst.flatten().topk(kept).indices.tolist()
+    pairs = [divmod(number, worst.shape[1]) for number in chosen]
+    return [[head for at, head in pairs if at == layer] for layer in range(len(fits))]
 
 
 def linearised_heads(model: nn.Module) -> list[LinearisedHeads]:
@@ -518,11 +506,9 @@ def _copy_with_heads(
     return Stack(fast.eval())
 
 
-@torch.no_grad()
-def _fill(student: Stack, layers: Iterable[HeadParticles]) -> None:
+def _fill(student: Stack, layers: Iterable[HeadParticles | LayerFit]) -> None:
     for heads, learned in zip(linearised_heads(student.model), layers, strict=True):
-        heads.particles.copy_(learned.positions)
-        heads.tilt.copy_(learned.tilt)
+        heads.fill(learned)
 
 
 @dataclass
@@ -643,19 +629,20 @@ def kernel_table(
             few = [part.some_queries(_ROWS, generator=source) for part in held_out]
             _, heads, _, dim = few[0].q.shape
             nothing, eye = torch.zeros(heads, 1, dim), torch.eye(dim)
-            _add(table, "uniform", few, untilted(nothing, as_positive_map(DEFAULT_MAP)))
-            plain = untilted(eye.expand(heads, dim, dim), CustomMap(_elu_plus_one))
-            _add(table, "elu + 1", few, plain)
-            softmax = as_positive_map(SOFTMAX_KERNEL_MAP)
+            plain, softmax = map(as_positive_map, (DEFAULT_MAP, SOFTMAX_KERNEL_MAP))
+            elu = CustomMap(_elu_plus_one)
+            _add(table, "uniform", few, untilted(nothing, plain))
+            _add(table, "elu + 1", few, untilted(eye.expand(heads, dim, dim), elu))
             for count in counts:
                 normal = torch.randn(heads, count, dim, generator=source)
                 _add(table, f"FAVOR+ {count}", few, untilted(normal, softmax))
-                drawn = orthogonal_favor(heads, count, dim, generator=source)
-                _add(table, f"orthogonal {count}", few, drawn)
+                favor = orthogonal_favor(heads, count, dim, generator=source)
+                _add(table, f"orthogonal {count}", few, favor)
                 chosen = replace(settings, n_features=count)
                 again = make_generator(seed, 1, number)
                 fit = fit_layer(rows, held_out, chosen, generator=again)
-                _add(table, f"learned {count}", few, fit.particles)
+                learned = HeadParticles(fit.positions, fit.tilt, plain)
+                _add(table, f"learned {count}", few, learned)
             advance(note=f"layer {number}")
     table.methods = list(table.divergence)
     return table

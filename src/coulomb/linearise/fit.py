@@ -34,14 +34,13 @@ from coulomb.features import (
 )
 from coulomb.interactions import Riesz
 from coulomb.linearise.heads import (
-    RANDOM_NORM,
     HeadParticles,
     LinearisedHeads,
     as_positive_map,
+    drawn,
     for_both,
     in_band,
     mean_key_particle,
-    softmax_scores,
     tilted,
     untilted,
 )
@@ -53,6 +52,7 @@ _K_MEANS_ROUNDS = 8
 _HELD_ROWS = 32
 _HELD_BATCHES = 4
 _WARM_UP = 10
+_REPULSION = Riesz(0.0)
 
 # The width h of an assignment, in units of the variance of a coordinate of the keys.
 _WIDTH = 2.0
@@ -77,7 +77,7 @@ class LineariseSettings:
         The name of a positive map.
     objective
         What particles minimise: "kl" of attention rows, "mse" of outputs, "alignment"
-        of rows; "raw-alignment" and "log-alignment" are controls.
+        of rows.
     start
         "landmarks" of the keys (for `softmaxfeat`), "random", or "auto" for landmarks
         where the map has them.
@@ -135,23 +135,24 @@ class LineariseSettings:
     long_share: float = 0.5
 
     def __post_init__(self) -> None:
-        for name in ("n_features", "check_every", "patience", "max_tokens", "rows"):
+        counts = ("n_features", "check_every", "patience", "max_tokens", "rows")
+        for name in (*counts, "batch_tokens"):
             check_count(name, getattr(self, name))
         for name in ("steps", "distil_steps", "window"):
             check_count(name, getattr(self, name), at_least=0)
         if self.max_length is not None:
             check_count("max_length", self.max_length, at_least=2)
-        check_count("batch_tokens", self.batch_tokens)
-        check_real("step_size", self.step_size, above=0)
-        check_real("distil_step_size", self.distil_step_size, above=0)
+        for name in ("step_size", "distil_step_size"):
+            check_real(name, getattr(self, name), above=0)
         beta = self.inverse_temperature
         check_real("inverse_temperature", beta, above=0, infinite=True)
         check_real("repulsion", self.repulsion, at_least=0)
         check_real("long_share", self.long_share, at_least=0, at_most=1)
         as_positive_map(self.feature_map)
         check_member("objective", self.objective, list(imitations))
-        _one_of("start", self.start, ("auto", "landmarks", "random"))
-        _one_of("pooling", self.pooling, ("mean", "first", None))
+        check_member("start", self.start, ("auto", "landmarks", "random"))
+        if self.pooling is not None:
+            check_member("pooling", self.pooling, ("mean", "first"))
         if self.start == "landmarks" and not self.from_landmarks:
             raise ParameterError(
                 "`start` must be 'random' or 'auto' for the map "
@@ -171,12 +172,6 @@ class LineariseSettings:
     @property
     def _softmax_over_features(self) -> bool:
         return as_positive_map(self.feature_map).softmax_over_features
-
-
-def _one_of(name: str, value: str | None, known: tuple[str | None, ...]) -> None:
-    if value not in known:
-        shown = ", ".join(repr(choice) for choice in known)
-        raise ParameterError(f"`{name}` must be one of {shown}; got {value!r}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,54 +271,6 @@ class RowAlignment(AbstractImitation):
         student = particles.rows(*rows.operands)
         cosine = torch.cosine_similarity(rows.softmax(), student, dim=-1, eps=1e-12)
         return rows.mean(1 - cosine)
-
-
-@imitations.add("raw-alignment")
-@dataclass(frozen=True, eq=False)
-class RawAlignment(AbstractImitation):
-    """`1 - <T, K> / (|T| |K|)` with the teacher's kernel `T = exp(q . k / sqrt(d))`.
-
-    The mean over sequences. Kept as a control: the few largest entries of `T` are
-    nearly all of its norm, so that a kernel is aligned which is right for a few pairs
-    of tokens and for no row.
-    """
-
-    def compare(self, rows: Rows, particles: HeadParticles) -> Tensor:
-        scores = softmax_scores(rows.q, rows.k, rows.bias)
-        hidden = ~_pairs(rows)
-        top = scores.masked_fill(hidden, -torch.inf).amax(dim=(2, 3), keepdim=True)
-        teacher = (scores - top).exp().masked_fill(hidden, 0)
-        student = particles.kernel(*rows.operands).masked_fill(hidden, 0)
-        return 1 - _cosine(teacher, student)
-
-
-@imitations.add("log-alignment")
-@dataclass(frozen=True, eq=False)
-class LogKernelAlignment(AbstractImitation):
-    """The alignment of log kernels, each row of them centred."""
-
-    def compare(self, rows: Rows, particles: HeadParticles) -> Tensor:
-        real = _pairs(rows)
-        kernel = particles.kernel(*rows.operands)
-        student = kernel.clamp_min(torch.finfo(kernel.dtype).tiny).log()
-        parts = []
-        for values in (softmax_scores(rows.q, rows.k, rows.bias), student):
-            total = values.masked_fill(~real, 0).sum(dim=-1, keepdim=True)
-            mean = total / real.sum(dim=-1, keepdim=True).clamp_min(1)
-            parts.append((values - mean).masked_fill(~real, 0))
-        return 1 - _cosine(*parts)
-
-
-def _pairs(rows: Rows) -> Tensor:
-    return (rows.query_mask[:, :, None] & rows.key_mask[:, None, :]).unsqueeze(1)
-
-
-def _cosine(a: Tensor, b: Tensor) -> Tensor:
-    # Each sequence by itself: the student's kernel has one free factor in each.
-    dims = (2, 3)
-    norms = a.square().sum(dim=dims) * b.square().sum(dim=dims)
-    cosines = (a * b).sum(dim=dims) / norms.clamp_min(1e-24).sqrt()
-    return cosines.mean(dim=0)
 
 
 def divergence_field(rows: Rows, particles: HeadParticles) -> tuple[Tensor, Tensor]:
@@ -480,7 +427,8 @@ def _k_means(y: Tensor, n_centres: int, *, generator: torch.Generator) -> Tensor
 class LayerFit(NamedTuple):
     """What was learned of a layer, with the divergence of its rows on held-out text."""
 
-    particles: HeadParticles
+    positions: Tensor
+    tilt: Tensor
     before: Tensor  # (heads,), KL at the start
     after: Tensor  # (heads,)
     random: Tensor  # (heads,), KL of orthogonal random features, as many
@@ -519,7 +467,7 @@ def fit_layer(
         batch = batches[order.pop()]
         rows = batch.some_queries(settings.rows, generator=generator)
         objective = imitate(settings.objective, batches=[rows])
-        energy = Hamiltonian(objective, Riesz(0.0), settings.repulsion)
+        energy = Hamiltonian(objective, _REPULSION, settings.repulsion)
         move = _ramped(sampler, done, settings.steps).step
         state, _ = move(state, energy, generator=generator)
         watch()
@@ -536,9 +484,9 @@ def fit_layer(
     if settings.shared:
         best = torch.cat([best, best], dim=-1)
     _, heads, _, dim = few[0].q.shape
-    drawn = orthogonal_favor(heads, settings.n_features, dim, generator=generator)
-    random = RowDivergence.measure(few, drawn)
-    return LayerFit(start._replace(positions=best), before, after, random, done)
+    favor = orthogonal_favor(heads, settings.n_features, dim, generator=generator)
+    random = RowDivergence.measure(few, favor)
+    return LayerFit(best, start.tilt, before, after, random, done)
 
 
 def _start(
@@ -553,10 +501,8 @@ def _start(
     if settings.from_landmarks:
         positions = landmark_start(q, k, settings.n_features, generator=generator)
     else:
-        heads, _, dim = q.shape
-        rows = torch.randn(heads, settings.n_features, dim, generator=generator)
-        scale = 1.0 if feature_map.imitates_softmax else RANDOM_NORM * dim**-0.5
-        positions = for_both((scale * rows).to(q))
+        size = len(q), settings.n_features, q.shape[-1]
+        positions = for_both(drawn(size, feature_map, generator).to(q))
     return centred(positions, q, feature_map, settings.near)
 
 

@@ -26,7 +26,7 @@ from coulomb.attention.layers.base import options_of
 from coulomb.features import DEFAULT_MAP, AbstractFeatureMap, Particles, feature_maps
 
 # Norm of a random particle of a map without a norm of its own.
-RANDOM_NORM = 1.5
+_RANDOM_NORM = 1.5
 
 
 def as_positive_map(name: str) -> AbstractFeatureMap:
@@ -37,18 +37,16 @@ def as_positive_map(name: str) -> AbstractFeatureMap:
     >>> as_positive_map("softmaxfeat")
     SoftmaxFeatures(temperature=1.0)
     """
-    feature_map = feature_maps.build(name)
-    if not _fits(feature_map):
-        known = [n for n in feature_maps if _fits(feature_maps.build(n))]
+    kinds = {
+        known: feature_maps.build(known) for known in [name, *sorted(feature_maps)]
+    }
+    fits = [n for n, kind in kinds.items() if kind.positive and not kind.needs_phases]
+    if name not in fits:
         raise ParameterError(
             "`feature_map` must be positive and need no phases; got "
-            f"{name!r}. Use one of {', '.join(sorted(known))}."
+            f"{name!r}. Use one of {', '.join(fits)}."
         )
-    return feature_map
-
-
-def _fits(feature_map: AbstractFeatureMap) -> bool:
-    return feature_map.positive and not feature_map.needs_phases
+    return kinds[name]
 
 
 class HeadParticles(NamedTuple):
@@ -85,9 +83,7 @@ class HeadParticles(NamedTuple):
         self, q: Tensor, k: Tensor, key_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Evaluate the features of queries and keys."""
-        weight = key_log_weight(k, self.key_tilt, key_mask).exp().unsqueeze(-1)
-        if key_mask is not None:
-            weight = weight.masked_fill(~key_mask[:, None, :, None], 0)
+        weight, _ = key_weight(k, self.key_tilt, key_mask)
         # A one is appended for the offsets.
         q, k = (functional.pad(x, (0, 1), value=1.0) for x in self._scaled(q, k))
         sides = map(Particles, self.positions.chunk(2, dim=-1))
@@ -99,31 +95,6 @@ class HeadParticles(NamedTuple):
             return q, k
         scale = q.shape[-1] ** -0.25
         return q * scale, k * scale
-
-    def kernel(
-        self,
-        q: Tensor,
-        k: Tensor,
-        key_mask: Tensor | None = None,
-        places: Tensor | None = None,
-    ) -> Tensor:
-        """Write out `phi(q_i) . phi(k_j)`, and `exp(q_i . k_j / sqrt(d))` in the band.
-
-        `places` are the positions of the queries, if they are not those of the keys.
-        """
-        if not self.window:
-            phi_q, phi_k = self.features(q, k, key_mask)
-            return phi_q @ phi_k.transpose(-1, -2)
-        phi_q, phi_k, scale = self._far(q, k, key_mask)
-        least = torch.finfo(q.dtype).tiny
-        far = (phi_q @ phi_k.transpose(-1, -2)).clamp_min(least).log() + scale
-        near = in_band(places, q.shape[2], k.shape[2], self.window, q.device)
-        logarithms = torch.where(near, softmax_scores(q, k, None), far)
-        if key_mask is not None:
-            hidden = ~key_mask[:, None, None, :]
-            logarithms = logarithms.masked_fill(hidden, -torch.inf)
-        top = logarithms.detach().amax(dim=-1, keepdim=True)
-        return (logarithms - top.nan_to_num(neginf=0.0)).exp()
 
     def _far(
         self, q: Tensor, k: Tensor, key_mask: Tensor | None
@@ -138,12 +109,8 @@ class HeadParticles(NamedTuple):
             x @ side[..., :dim].transpose(-1, -2) + side[..., dim].unsqueeze(-2)
             for x, side in ((q, queries), (k, keys))
         )
-        exponent = tilted(k, self.key_tilt)
-        if key_mask is not None:
-            exponent = exponent.masked_fill(~key_mask.unsqueeze(1), -torch.inf)
-        top = exponent.detach().amax(dim=-1, keepdim=True).nan_to_num(neginf=0.0)
-        weight = (exponent - top).exp().unsqueeze(-1)
-        scale = phi_q.logsumexp(dim=-1, keepdim=True) + top.unsqueeze(-1)
+        weight, top = key_weight(k, self.key_tilt, key_mask)
+        scale = phi_q.logsumexp(dim=-1, keepdim=True) + top
         return phi_q.softmax(dim=-1), phi_k.softmax(dim=-1) * weight, scale
 
     def rows(
@@ -153,11 +120,25 @@ class HeadParticles(NamedTuple):
         key_mask: Tensor | None = None,
         places: Tensor | None = None,
     ) -> Tensor:
-        """Write out the rows, the kernel divided by its sums.
+        """Write out the rows: products of features, exact in the band, by their sums.
 
         The slow twin of `attend`, and what is compared with the teacher's rows.
+        `places` are the positions of the queries, if they are not those of the keys.
         """
-        products = self.kernel(q, k, key_mask, places)
+        if not self.window:
+            phi_q, phi_k = self.features(q, k, key_mask)
+            products = phi_q @ phi_k.transpose(-1, -2)
+        else:
+            phi_q, phi_k, scale = self._far(q, k, key_mask)
+            least = torch.finfo(q.dtype).tiny
+            far = (phi_q @ phi_k.transpose(-1, -2)).clamp_min(least).log() + scale
+            near = in_band(places, q.shape[2], k.shape[2], self.window, q.device)
+            logarithms = torch.where(near, softmax_scores(q, k, None), far)
+            if key_mask is not None:
+                hidden = ~key_mask[:, None, None, :]
+                logarithms = logarithms.masked_fill(hidden, -torch.inf)
+            top = logarithms.detach().amax(dim=-1, keepdim=True)
+            products = (logarithms - top.nan_to_num(neginf=0.0)).exp()
         total = products.sum(dim=-1, keepdim=True)
         return products / total.clamp_min(torch.finfo(products.dtype).tiny)
 
@@ -169,9 +150,8 @@ class HeadParticles(NamedTuple):
         q, k, values = (x.to(dtype) for x in (q, k, v))
         full, dim = self.to(q), q.shape[-1]
         if self.window:
-            far = None
-            if q.shape[2] > self.window + 1:
-                far = full._far(q, k, key_mask)
+            all_near = q.shape[2] <= self.window + 1
+            far = None if all_near else full._far(q, k, key_mask)
             out = near_attention(q, k, values, key_mask, self.window, far)
             return out.to(v.dtype)
         weight = tilted(k, full.key_tilt)
@@ -204,6 +184,18 @@ def untilted(rows: Tensor, feature_map: AbstractFeatureMap) -> HeadParticles:
     return HeadParticles(positions, -mean_key_particle(positions), feature_map)
 
 
+def drawn(
+    size: tuple[int, ...],
+    feature_map: AbstractFeatureMap,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """Draw particles `(heads, n_features, dim)` of the norm that suits a map."""
+    rows = torch.randn(size, generator=generator)
+    return (
+        rows if feature_map.imitates_softmax else _RANDOM_NORM * size[-1] ** -0.5 * rows
+    )
+
+
 def for_both(rows: Tensor) -> Tensor:
     """Use the same particles, without offsets, for queries and keys."""
     return functional.pad(rows, (0, 1)).repeat(1, 1, 2)
@@ -217,14 +209,15 @@ def tilted(k: Tensor, tilt: Tensor) -> Tensor:
     return exponent.transpose(0, 1)
 
 
-def key_log_weight(k: Tensor, tilt: Tensor, key_mask: Tensor | None) -> Tensor:
-    """Evaluate `t . k` less the largest of its sequence, zero in the padding."""
+def key_weight(
+    k: Tensor, tilt: Tensor, key_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Evaluate `exp(t . k - top)`, 0 in the padding, and the largest of a sequence."""
     exponent = tilted(k, tilt)
-    if key_mask is None:
-        return exponent - exponent.detach().amax(dim=-1, keepdim=True)
-    hidden = ~key_mask.unsqueeze(1)
-    real = exponent.detach().masked_fill(hidden, -torch.inf)
-    return (exponent - real.amax(dim=-1, keepdim=True)).masked_fill(hidden, 0)
+    if key_mask is not None:
+        exponent = exponent.masked_fill(~key_mask.unsqueeze(1), -torch.inf)
+    top = exponent.detach().amax(dim=-1, keepdim=True).nan_to_num(neginf=0.0)
+    return (exponent - top).exp().unsqueeze(-1), top.unsqueeze(-1)
 
 
 def in_band(
@@ -374,13 +367,26 @@ class LinearisedHeads(nn.Module):
         LinearisedHeads
             The module itself.
         """
-        heads, count, _ = self.particles.shape
-        unit = self.feature_map.imitates_softmax
-        scale = 1.0 if unit else RANDOM_NORM * self.head_dim**-0.5
-        rows = torch.randn(heads, count, self.head_dim, generator=generator)
-        particles = untilted(scale * rows, self.feature_map)
-        self.particles.copy_(particles.positions)
-        self.tilt.copy_(particles.tilt)
+        size = (*self.particles.shape[:2], self.head_dim)
+        rows = drawn(size, self.feature_map, generator)
+        return self.fill(untilted(rows, self.feature_map))
+
+    @torch.no_grad()
+    def fill(self, learned: Any) -> "LinearisedHeads":
+        """Take over positions and tilts.
+
+        Parameters
+        ----------
+        learned
+            What has `positions` and `tilt`.
+
+        Returns
+        -------
+        LinearisedHeads
+            The module itself.
+        """
+        self.particles.copy_(learned.positions)
+        self.tilt.copy_(learned.tilt)
         return self
 
     def forward(

@@ -98,14 +98,8 @@ class Rows(NamedTuple):
         return self._replace(q=q, query_mask=mask, bias=bias, places=places)
 
 
-class Call(NamedTuple):
-    """What a block is called with beside the hidden states."""
-
-    arguments: tuple[Any, ...]
-    keywords: dict[str, Any]
-
-
-Calls = dict[str, Call]  # by the kind of block
+# What a block is called with beside the hidden states, by the kind of block.
+Calls = dict[str, tuple[tuple[Any, ...], dict[str, Any]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +193,7 @@ class Stack(nn.Module):
         """Call the model until blocks of every kind were called, and give the input."""
         calls: Calls = {}
         begun: list[Tensor] = []
-        kinds = [_kind(block) for block in self.blocks]
+        kinds = {_kind(block) for block in self.blocks}
 
         def keep(block: nn.Module, arguments: tuple[Any, ...], keywords: Any) -> None:
             keywords = dict(keywords)
@@ -207,23 +201,18 @@ class Stack(nn.Module):
                 first = next(iter(inspect.signature(block.forward).parameters))
                 arguments = (keywords.pop(first),)
             begun.append(arguments[0])
-            calls.setdefault(_kind(block), Call(arguments[1:], keywords))
-            if len(calls) == len(set(kinds)):
+            calls.setdefault(_kind(block), (arguments[1:], keywords))
+            if len(calls) == len(kinds):
                 raise _Reached
 
-        handles = [
-            block.register_forward_pre_hook(keep, with_kwargs=True)
-            for block in self.blocks
-        ]
         try:
             vars(self.model)["packs_padding"] = False  # blocks are to see the batch
-            self.call(batch)
+            with _hooked(self.blocks, keep):
+                self.call(batch)
         except _Reached:
             return begun[0], calls
         finally:
             del vars(self.model)["packs_padding"]
-            for handle in handles:
-                handle.remove()
         raise ParameterError(
             "`model` must call its own blocks; got "
             f"{type(self.model).__name__}, which called none of them."
@@ -240,9 +229,9 @@ class Stack(nn.Module):
 
     def run_block(self, number: int, hidden: Tensor, calls: Calls) -> Tensor:
         """Call one block, and after the last the norm that follows it."""
-        call = calls[_kind(self.blocks[number])]
+        arguments, keywords = calls[_kind(self.blocks[number])]
         with _no_fast_path():
-            out = self.blocks[number](hidden, *call.arguments, **call.keywords)
+            out = self.blocks[number](hidden, *arguments, **keywords)
         out = out[0] if isinstance(out, tuple) else out
         return self.last_norm(out) if number == len(self.blocks) - 1 else out
 
@@ -256,11 +245,8 @@ class Stack(nn.Module):
             signature = inspect.signature(layer.forward)
             received.update(signature.bind_partial(*arguments, **keywords).arguments)
 
-        handle = site.module.register_forward_pre_hook(keep, with_kwargs=True)
-        try:
+        with _hooked([site.module], keep):
             after = self.run_block(site.block, hidden, calls)
-        finally:
-            handle.remove()
         x, key_mask = _tokens_received(site.module, received)
         shape = (*x.shape[:2], site.num_heads, -1)
         # Head after head: one product evaluates the features of a head's tokens.
@@ -289,6 +275,17 @@ class Stack(nn.Module):
         if "attention_mask" in batch:
             return self._on_device(batch)["attention_mask"].bool()
         return self.record_block(self.sites[0], *self.begin(batch))[0].key_mask
+
+
+@contextmanager
+def _hooked(modules: Iterable[nn.Module], keep: Callable[..., None]) -> Iterator[None]:
+    """Have the calls of some modules seen for a while."""
+    handles = [m.register_forward_pre_hook(keep, with_kwargs=True) for m in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _kind(block: nn.Module) -> str:
@@ -409,8 +406,8 @@ class Recording:
             rows = []
             for i, (hidden, calls) in enumerate(states):
                 if number in sites:
-                    found = self.stack.record_block(sites[number], hidden, calls)
-                    seen, hidden = found
+                    site = sites[number]
+                    seen, hidden = self.stack.record_block(site, hidden, calls)
                     rows.append(seen)
                 else:
                     hidden = self.stack.run_block(number, hidden, calls)
@@ -440,16 +437,13 @@ def record_texts(
 
     The first are to learn from, the second to look at.
     """
-    if isinstance(texts, str) or not isinstance(texts, Iterable):
-        raise ParameterTypeError(
-            f"`texts` must be a sequence of strings; got {type(texts).__name__}."
-        )
-    texts = list(texts)
-    for text in texts:
-        if not isinstance(text, str):
-            raise ParameterTypeError(
-                f"`texts` must be a sequence of strings; got {shown(text)} in it."
-            )
+    told = type(texts).__name__
+    if isinstance(texts, Iterable) and not isinstance(texts, str):
+        texts = list(texts)
+        odd = [shown(text) for text in texts if not isinstance(text, str)]
+        told = f"{odd[0]} in it" if odd else ""
+    if told:
+        raise ParameterTypeError(f"`texts` must be a sequence of strings; got {told}.")
     if not callable(tokenizer):
         raise ParameterTypeError(
             "`tokenizer` must be a tokenizer of transformers or a function of a list "
@@ -464,12 +458,11 @@ def record_texts(
     order = torch.randperm(len(texts), generator=generator).tolist()
     sizes = _sizes(tokenizer, [texts[i] for i in order], max_length)
     kept: list[tuple[str, int]] = []
-    total = 0
+    room = settings.max_tokens
     for i, size in zip(order, sizes, strict=True):
-        if kept and total + size > settings.max_tokens:
-            continue
-        kept.append((texts[i], size))
-        total += size
+        if not kept or size <= room:
+            kept.append((texts[i], size))
+            room -= size
     if len(kept) < 4:
         raise ParameterError(
             "`max_tokens` must have room for four texts at least; got "

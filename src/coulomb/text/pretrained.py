@@ -26,7 +26,7 @@ from coulomb.features import DEFAULT_MAP
 from coulomb.linearise import huggingface
 from coulomb.linearise.api import linearise, linearised_heads
 from coulomb.linearise.huggingface import transformers
-from coulomb.linearise.teacher import FAMILIES, MODEL_TYPES, Stack
+from coulomb.linearise.teacher import FAMILIES, MODEL_TYPES, Stack, with_positions
 from coulomb.text import evaluate
 from coulomb.text.data import Corpus, parts_of
 from coulomb.text.settings import TextSettings
@@ -114,12 +114,6 @@ def _quietly() -> Iterator[None]:
             told.enable_progress_bar()
 
 
-def longest(config: Any) -> int:
-    """Tell how many positions an encoder has."""
-    late = str(config.model_type).removeprefix("coulomb-") in _BEGIN_LATE
-    return int(config.max_position_embeddings) - 2 * late
-
-
 def load_body(folder: Path, max_length: int) -> Any:
     """Load an encoder, linear or not, without a head of its own.
 
@@ -137,23 +131,7 @@ def load_body(folder: Path, max_length: int) -> Any:
         body = huggingface.load_weights(auto, folder, config=config)
     if hasattr(body, "pooler"):
         body.pooler = None  # texts are pooled here
-    if max_length > longest(config):
-        _repeat_positions(body, max_length)
-    return body
-
-
-def _repeat_positions(body: Any, length: int) -> None:
-    """Give an encoder more positions, with the embeddings of those it has, in turn."""
-    part, known = body.embeddings, longest(body.config)
-    old = part.position_embeddings.weight.detach()
-    before, rows = old[: len(old) - known], old[len(old) - known :]
-    table = torch.cat([before, rows.repeat(-(-length // known), 1)[:length]])
-    part.position_embeddings = nn.Embedding(len(table), table.shape[1], _weight=table)
-    body.config.max_position_embeddings = len(table)
-    places = torch.arange(len(table)).unsqueeze(0)
-    for name, buffer in (("position_ids", places), ("token_type_ids", 0 * places)):
-        if hasattr(part, name):
-            part.register_buffer(name, buffer, persistent=False)
+    return with_positions(body, max_length)
 
 
 def _attend(
