@@ -81,6 +81,37 @@ if ranks.writes:
     print(json.dumps(found))
 """
 
+# Three layers for two processes, and batches of one text and of several.
+LINEAR = """
+import json, sys, torch
+from torch import nn
+from coulomb._support.ranks import Ranks
+from coulomb.linearise import linearise, linearised_heads
+
+ranks, draw = Ranks.join(), torch.Generator().manual_seed(0)
+table = 2 * torch.randn(26, 16, generator=draw)
+texts = ["".join(chr(97 + int(c)) for c in torch.randint(26, (n,), generator=draw))
+         for n in torch.randint(4, 30, (40,), generator=draw).tolist()]
+
+def tokenize(some):
+    rows = [[ord(c) - 97 for c in text[:24]] for text in some]
+    longest = max(map(len, rows))
+    ids = torch.tensor([row + [-1] * (longest - len(row)) for row in rows])
+    return {"src": table[ids.clamp_min(0)], "src_key_padding_mask": ids < 0}
+
+torch.manual_seed(0)
+layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
+model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()
+fast = linearise(
+    model, tokenize, texts, n_features=6, steps=12, check_every=4, distil_steps=6,
+    window=2, max_length=24, batch_tokens=10, measure=False, checkpoint=sys.argv[1],
+    ranks=ranks,
+)
+if ranks.writes:
+    heads = [[x.particles.tolist(), x.tilt.tolist()] for x in linearised_heads(fast)]
+    print(json.dumps([heads, fast.linearise_summary.as_dict()]))
+"""
+
 
 def launch():
     """Start two processes that meet at a port nobody else has."""
@@ -123,6 +154,7 @@ def test_alone_nothing_is_sent():
     assert alone == (0, 1)
     assert alone.gather(x) is x
     assert alone.share("a") == "a"
+    assert alone.collect("a") == ["a"]
 
 
 @pytest.mark.slow
@@ -135,6 +167,28 @@ def test_scores_gradients_and_forces_are_those_of_one_process(tmp_path):
     for name, gap in found.items():
         assert gap < (1e-13 if "Sum" in name else 1e-5), (name, gap)
     assert max(gap for name, gap in found.items() if "Batch" in name) == 0
+
+
+@pytest.mark.slow
+def test_an_encoder_is_linearised_as_by_one_process(tmp_path):
+    """Products of fewer texts are rounded otherwise, and steps add that up."""
+    (tmp_path / "linear.py").write_text(LINEAR)
+    found = []
+    for number, launch in enumerate([(sys.executable,), LAUNCH]):
+        file = tmp_path / f"{number}.safetensors"
+        done = run(*launch, "linear.py", str(file), folder=tmp_path)
+        lines = done.stdout.splitlines()
+        found.append(json.loads(lines[-1]))
+        assert len(lines) == 1
+        assert file.exists()
+    (one, told), (two, same) = found
+    for ours, theirs in zip(one, two, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            gap = (torch.tensor(a) - torch.tensor(b)).abs().max()
+            assert gap < 1e-4 * torch.tensor(a).abs().max()
+    assert told["after"] == pytest.approx(same["after"], rel=1e-4)
+    assert told["cosine"] == pytest.approx(same["cosine"], abs=1e-5)
+    assert told["cosine"] > told["cosine_start"]
 
 
 @pytest.fixture(scope="module")

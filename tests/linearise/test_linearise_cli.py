@@ -1,8 +1,12 @@
 """The verbs `linearise` and `kernels`, on a tiny saved model."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
+import torch
 import typer
 from linearise_cases import bert_tokenizer, make_texts, tiny_model
 from typer.testing import CliRunner
@@ -52,6 +56,25 @@ def test_linearise_saves_a_model_that_loads(folder, tmp_path):
     numbers = json.loads((tmp_path / "numbers.json").read_text())
     assert numbers["exact_heads"] == [[1], []]
     assert numbers["speed"] == {}
+
+
+@pytest.mark.slow
+def test_two_processes_write_one_model(folder, tmp_path):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    options = ["linearise", folder, "--texts", folder / "texts.txt", "--n-features", 8]
+    options += ["--steps", 5, "--distil-steps", 2]
+    command = [*launch, "-m", "coulomb", *options, "--out", tmp_path / "two"]
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Model:") == 1
+    run(*options, "--out", tmp_path / "one")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+    one, two = (load_pretrained(tmp_path / name) for name in ("one", "two"))
+    for ours, theirs in zip(*map(linearised_heads, (one, two)), strict=True):
+        torch.testing.assert_close(ours.particles, theirs.particles, rtol=0, atol=1e-3)
 
 
 def test_long_texts_and_a_dry_run(folder, tmp_path):

@@ -141,6 +141,17 @@ class Ranks(NamedTuple):
             distributed.broadcast_object_list(held)
         return held[0]
 
+    def collect(self, value: Any) -> list[Any]:
+        """Give all processes what each of them has, in their order."""
+        from torch import distributed
+
+        if self.world == 1:
+            return [value]
+        held = [None] * self.world
+        with self.talking():
+            distributed.all_gather_object(held, value)
+        return held
+
     def wait(self) -> None:
         """Wait until all processes are here."""
         self.share(None)

@@ -1,6 +1,7 @@
 """`coulomb linearise` and `coulomb kernels`: linear attention for saved encoders."""
 
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,7 +65,7 @@ def linearise(
     speed on this machine. After `import coulomb` the result loads with `AutoModel` and
     `SentenceTransformer`; its model card says what else is needed. Interrupted, the
     same command goes on after the last layer that was learned, which is kept in
-    `OUT.partial`.
+    `OUT.partial`. Several processes share the work under `torchrun`.
 
     **Examples**
 
@@ -72,9 +73,13 @@ def linearise(
 
     `coulomb linearise bert-base --texts reviews.txt --out fast --n-features 128
     --keep-exact 0.3,2.11`
+
+    `torchrun --nproc-per-node 2 -m coulomb linearise bert-base --texts reviews.txt
+    --out fast`
     """
     check_outputs(json, folder=out)
     from coulomb._support.archive import working_in, write_folder
+    from coulomb._support.ranks import Ranks
 
     partial = out.with_name(f"{out.name}.partial")
     if out.is_dir() and any(out.iterdir()):
@@ -109,7 +114,9 @@ def linearise(
         return
     if max_length is not None and max_length > (n_positions(model) or max_length):
         tokenizer.model_max_length = max_length
-    with resumable("The same command goes on from there."), working_in(partial):
+    ranks = Ranks.join()
+    alone = working_in(partial) if ranks.writes else nullcontext()
+    with resumable("The same command goes on from there."), alone:
         fast: Any = learn(
             model,
             tokenizer,
@@ -118,15 +125,17 @@ def linearise(
             keep_exact=kept,
             seed=seed,
             checkpoint=partial / "layers.safetensors",
+            ranks=ranks,
         )
 
         def save(folder: Path) -> None:
             fast.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
 
-        write_numbers(json, fast.linearise_summary.as_dict())
-        write_folder(out, save)
-        shutil.rmtree(partial)
+        if ranks.writes:
+            write_numbers(json, fast.linearise_summary.as_dict())
+            write_folder(out, save)
+            shutil.rmtree(partial)
     say(str(fast.linearise_summary))
     say(f"Model: {out}")
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -31,6 +32,7 @@ from coulomb._support.errors import (
     ParameterTypeError,
 )
 from coulomb._support.progress import progress_bar
+from coulomb._support.ranks import ALONE, Ranks
 from coulomb.attention.layers.base import in_mode
 from coulomb.attention.layers.replace import is_pretrained, n_positions, swap_layers
 from coulomb.features import (
@@ -159,7 +161,7 @@ def cosine_with(texts: Recording, student: Stack, pooling: str | None) -> float:
         mask = student.tokens(batch)
         ends = [texts.states(number)[-1], student(*student.begin(batch))[-1]]
         theirs, ours = (pool(end, mask, pooling or "mean") for end in ends)
-        cosines.append((theirs * ours).sum(dim=-1))
+        cosines.append(texts.whole(number, (theirs * ours).sum(dim=-1)))
     return float(torch.cat(cosines).mean())
 
 
@@ -205,6 +207,7 @@ def linearise(
     measure: bool = True,
     progress: bool | None = None,
     checkpoint: str | Path | None = None,
+    ranks: Ranks = ALONE,
     **options: Any,
 ) -> nn.Module:
     """Learn linear attention for a pretrained encoder, without labels.
@@ -240,6 +243,10 @@ def linearise(
         A file for the layers that are learned. Where it is there already, of the same
         model, texts and settings, they are not learned again, and the result is the
         same to the bit.
+    ranks
+        Processes that share the work, `Ranks.join()` under `torchrun`: each calls this
+        with the same arguments and gets the model. Only the first writes the checkpoint
+        and measures the speed.
     **options
         Settings by name, such as `feature_map`, `n_features` or `objective`; see
         `LineariseSettings`.
@@ -275,7 +282,7 @@ def linearise(
     kept = _check_keep_exact(teacher, keep_exact)
     source = make_generator(seed, 0)
     recorded, held_out = record_texts(
-        teacher, tokenizer, texts, chosen, generator=source
+        teacher, tokenizer, texts, chosen, generator=source, ranks=ranks
     )
     begun = process_time()
     total = len(teacher.sites) * chosen.steps + chosen.distil_steps
@@ -285,17 +292,28 @@ def linearise(
     ):
         file = None if checkpoint is None else Path(checkpoint)
         asked = "" if file is None else _fingerprint(model, texts, chosen, seed)
-        fits = [] if file is None else _load_fits(file, asked)
-        layers = zip(recorded.layers(), held_out.layers(), strict=True)
-        for number, rows in enumerate(layers):
-            watch = partial(advance, note=f"layer {number}")
-            if number < len(fits):
-                watch(chosen.steps)
-                continue
-            source = make_generator(seed, 1, number)
-            fits.append(fit_layer(*rows, chosen, generator=source, watch=watch))
-            watch(chosen.steps - fits[-1].steps)
-            if file is not None:
+        fits = ranks.share(_load_fits(file, asked) if file and ranks.writes else [])
+        layers = enumerate(zip(recorded.layers(), held_out.layers(), strict=True))
+        # As many layers at a time as there are processes, and each learns one of them.
+        turns = (
+            (n, rows if n % ranks.world == ranks.rank else ()) for n, rows in layers
+        )
+        while some := list(islice(turns, ranks.world)):
+            own = {
+                number: fit_layer(
+                    *rows,
+                    chosen,
+                    generator=make_generator(seed, 1, number),
+                    watch=partial(advance, note=f"layer {number}"),
+                )
+                for number, rows in some
+                if rows and number >= len(fits)
+            }
+            made = sum(fit.steps for fit in own.values())
+            advance(len(some) * chosen.steps - made, note=f"layer {some[-1][0]}")
+            new = {n: fit for part in ranks.collect(own) for n, fit in part.items()}
+            fits += [new[number] for number in sorted(new)]
+            if file is not None and new and ranks.writes:
                 _save_fits(file, asked, fits)
         exact = _exact_heads(kept, fits)
         student = _copy_with_heads(teacher, chosen, exact)
@@ -321,7 +339,7 @@ def linearise(
         distil(student, recorded, held_out, chosen, generator=source, watch=watch)
         report.seconds = learned + process_time() - begun
         report.cosine = cosine_with(held_out, student, chosen.pooling)
-        if measure:
+        if measure and ranks.writes:
             most = n_positions(model) or chosen.max_length or _LONGEST_SHOWN
             lengths = [n for n in _SHOWN if n <= most]
             batch = recorded.batches[-1]
@@ -419,7 +437,7 @@ def _load_fits(file: Path, asked: str) -> list[LayerFit]:
         )
     try:
         return [
-            LayerFit(*(tensors[f"{number}.{name}"] for name in _FITTED), int(steps))
+            LayerFit(steps=int(steps), **{x: tensors[f"{number}.{x}"] for x in _FITTED})
             for number, steps in enumerate(facts["steps"])
         ]
     except (KeyError, TypeError, ValueError) as error:

@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from coulomb._support.checks import Registry, check_count, check_member, check_real
 from coulomb._support.errors import ParameterError
+from coulomb._support.ranks import ALONE, Ranks
 from coulomb.dynamics.initial import Orthogonal
 from coulomb.dynamics.langevin import AdamLangevin
 from coulomb.energy import Hamiltonian
@@ -543,15 +544,29 @@ def pool(hidden: Tensor, mask: Tensor, kind: str = "mean") -> Tensor:
 class Distillation(AbstractObjective):
     """Relative squared error of hidden states, and one minus the cosine of embeddings.
 
-    `mean_l |h_l - h*_l|^2 / |h*_l|^2 + 1 - cos(e, e*)`, over real tokens.
+    `mean_l |h_l - h*_l|^2 / |h*_l|^2 + 1 - cos(e, e*)`, over real tokens, with the sums
+    of all processes.
     """
 
     student: Stack
     batch: Batch
     targets: Sequence[Tensor]
     pooling: str | None = "mean"
+    ranks: Ranks = ALONE
 
     def energy(self, particles: Particles) -> Tensor:
+        own = self.own_energy(particles)
+        total = own.detach().clone()
+        self.ranks.add([total])
+        return own + (total - own.detach())
+
+    def field(self, particles: Particles) -> Field:
+        found = super().field(particles)
+        self.ranks.add([found.gradient])
+        return found
+
+    def own_energy(self, particles: Particles) -> Tensor:
+        """Evaluate the part of this process's texts."""
         targets = self.targets
         names = particle_names(self.student)
         parameters = dict(zip(names, particles.positions.unbind(), strict=True))
@@ -560,16 +575,19 @@ class Distillation(AbstractObjective):
             mask = self.student.tokens(self.batch)
         states = functional_call(self.student, parameters, begun)
         weights = mask.unsqueeze(-1).to(targets[0].dtype)
+        sizes = [(target * weights).square().sum() for target in targets]
+        count = weights.new_tensor(len(weights))
+        self.ranks.add([*sizes, count])
         parts = [
-            ((state - target) * weights).square().sum()
-            / (target * weights).square().sum()
-            for state, target in zip(states, targets, strict=True)
+            ((state - target) * weights).square().sum() / size
+            for state, target, size in zip(states, targets, sizes, strict=True)
         ]
         total = torch.stack(parts).mean()
         if self.pooling is not None:
             ends = states[-1], targets[-1]
             ours, theirs = (pool(end, mask, self.pooling) for end in ends)
-            total = total + 1 - (ours * theirs).sum(dim=-1).mean()
+            share = len(weights) / count
+            total = total + share - share * (ours * theirs).sum(dim=-1).mean()
         return total
 
 
@@ -601,7 +619,7 @@ def distil(
 
     def energy(part: Recording, number: int) -> Distillation:
         batch, targets = part.batches[number], part.states(number)
-        return Distillation(student, batch, targets, settings.pooling)
+        return Distillation(student, batch, targets, settings.pooling, part.ranks)
 
     stride = max(1, len(held_out.batches) // _HELD_BATCHES)
     few = [energy(held_out, i) for i in range(0, len(held_out.batches), stride)]
@@ -611,9 +629,8 @@ def distil(
             return float(torch.stack([part.energy(particles) for part in few]).mean())
 
     before = judge(state.particles)
-    counts = torch.tensor([len(next(iter(b.values()))) for b in texts.batches])
     # Between one vote for each batch and one for each text: both kinds must be kept.
-    weights = counts.double().sqrt()
+    weights = torch.tensor(texts.counts).double().sqrt()
     for step in range(settings.distil_steps):
         chosen = int(torch.multinomial(weights, 1, generator=generator))
         target = Hamiltonian(energy(texts, chosen))
@@ -621,6 +638,6 @@ def distil(
         state, _ = move(state, target, generator=generator)
         watch()
     after = judge(state.particles)
-    best = state.particles.positions if after < before else positions
+    best = texts.ranks.share(state.particles.positions if after < before else positions)
     student.load_state_dict(dict(zip(names, best, strict=True)), strict=False)
     return before, after

@@ -24,6 +24,7 @@ from coulomb._support.errors import (
     ParameterTypeError,
     shown,
 )
+from coulomb._support.ranks import ALONE, Ranks
 from coulomb.attention import AbstractAttention
 from coulomb.attention.layers.replace import (
     ROTARY_TYPES,
@@ -382,7 +383,8 @@ def as_teacher(model: nn.Module) -> Stack:
 class Recording:
     """What the blocks of an encoder make of some batches, one block after the other.
 
-    Hidden states are kept of as many batches as there is room for.
+    Hidden states are kept of as many batches as there is room for. Of several processes
+    each has some texts of every batch; of a batch with fewer texts all have all.
     """
 
     stack: Stack
@@ -390,12 +392,28 @@ class Recording:
     n_texts: int = 0
     most_bytes: int = _KEPT_BYTES
     kept: list[list[Tensor]] = field(default_factory=list)
+    ranks: Ranks = ALONE
+    counts: list[int] = field(init=False)  # texts of each batch, of all processes
+
+    def __post_init__(self) -> None:
+        self.counts = [len(next(iter(batch.values()))) for batch in self.batches]
+        self.batches = [
+            {name: x[self.ranks.block(count)] for name, x in batch.items()}
+            if count >= self.ranks.world > 1
+            else batch
+            for batch, count in zip(self.batches, self.counts, strict=True)
+        ]
+
+    def whole(self, number: int, x: Tensor) -> Tensor:
+        """Put the rows of a batch together that are with several processes."""
+        return x if len(x) == self.counts[number] else self.ranks.gather(x)
 
     @torch.no_grad()
     def layers(self) -> Iterator[list[Rows]]:
         """Run block after block on all batches, and give what its attention compares.
 
-        Only the hidden states between two blocks have to be held.
+        Only the hidden states between two blocks have to be held. Every process gives
+        the rows of all.
         """
         states = [self.stack.begin(batch) for batch in self.batches]
         n_blocks = len(self.stack.blocks)
@@ -408,7 +426,11 @@ class Recording:
                 if number in sites:
                     site = sites[number]
                     seen, hidden = self.stack.record_block(site, hidden, calls)
-                    rows.append(seen)
+                    if seen.bias is not None:
+                        bias = seen.bias.expand(len(seen.q), -1, -1, -1)
+                        seen = seen._replace(bias=bias)
+                    whole = (None if x is None else self.whole(i, x) for x in seen)
+                    rows.append(Rows._make(whole))
                 else:
                     hidden = self.stack.run_block(number, hidden, calls)
                 states[i] = hidden, calls
@@ -432,6 +454,7 @@ def record_texts(
     settings: "LineariseSettings",
     *,
     generator: torch.Generator,
+    ranks: Ranks = ALONE,
 ) -> tuple[Recording, Recording]:
     """Draw texts, hold a tenth out, join some to long ones, and cut into batches.
 
@@ -474,7 +497,7 @@ def record_texts(
         mixed = _with_long_texts(part, max_length, settings.long_share)
         groups = _group_by_length(mixed, settings.batch_tokens)
         batches = [encode(tokenizer, group, max_length) for group in groups]
-        recordings.append(Recording(teacher, batches, len(part)))
+        recordings.append(Recording(teacher, batches, len(part), ranks=ranks))
     if not settings.distil_steps:
         recordings[0].most_bytes = 0  # nobody will ask for its states
     return recordings[0], recordings[1]
