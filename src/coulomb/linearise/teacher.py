@@ -521,17 +521,15 @@ def with_positions(model: Any, count: int) -> Any:
     owner = next(m for m in longer.modules() if hasattr(m, "position_embeddings"))
     table = owner.position_embeddings
     first = table.num_embeddings - before
-    rows = first + torch.arange(count) % before
-    rows = torch.cat([torch.arange(first), rows]).to(table.weight.device)
-    size = len(rows), table.embedding_dim
+    rows = torch.cat([torch.arange(first), first + torch.arange(count) % before])
+    size, weight = (len(rows), table.embedding_dim), table.weight[rows]
     owner.position_embeddings = nn.Embedding(
-        *size, padding_idx=table.padding_idx, _weight=table.weight[rows]
+        *size, padding_idx=table.padding_idx, _weight=weight
     )
     for name, old in owner.named_buffers():
         new = torch.arange(len(rows), device=old.device).expand(1, -1)
-        owner.register_buffer(
-            name, new if name == "position_ids" else 0 * new, persistent=False
-        )
+        new = new if name == "position_ids" else torch.zeros_like(new)
+        owner.register_buffer(name, new, persistent=False)
     longer.config.max_position_embeddings = len(rows)
     return longer
 
