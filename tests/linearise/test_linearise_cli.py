@@ -60,10 +60,11 @@ def test_linearise_saves_a_model_that_loads(folder, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_write_one_model(folder, tmp_path):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     options = ["linearise", folder, "--texts", folder / "texts.txt", "--n-features", 8]
     options += ["--steps", 5, "--distil-steps", 2]
-    command = [*launch, "-m", "coulomb", *options, "--out", tmp_path / "two"]
+    launch += ["--nproc-per-node", "2", "-m", "coulomb"]
+    command = [*launch, *options, "--out", tmp_path / "two"]
     done = subprocess.run(
         list(map(str, command)), capture_output=True, text=True, timeout=300,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
