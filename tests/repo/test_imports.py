@@ -51,6 +51,8 @@ OLD_PATHS = {
     "coulomb.experiments.sample": "write_sample",
     "coulomb.experiments.tables": "write_tables",
     "coulomb.linearise.compare": "kernel_table",
+    "coulomb.theory.identities": "chemical_potential",
+    "coulomb.theory.importance": "log_mean",
 }
 
 

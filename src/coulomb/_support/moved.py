@@ -24,6 +24,8 @@ MOVED = {
     "coulomb.experiments.sample": "coulomb.experiments.runner",
     "coulomb.experiments.tables": "coulomb.experiments.summary",
     "coulomb.linearise.compare": "coulomb.linearise.api",
+    "coulomb.theory.identities": "coulomb.theory.system",
+    "coulomb.theory.importance": "coulomb.theory.deviations",
 }
 
 
