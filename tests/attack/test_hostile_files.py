@@ -93,7 +93,6 @@ READERS = {
     "part/config.json": PART,
     "part/particles.safetensors": PART,
     "results/noise/records.jsonl": RESULTS,
-    "results/noise/frames.json": {"report": RESULTS["report"]},
     "features.safetensors": {
         "load": lambda box: api(lambda: read_estimator(box / "features.safetensors"))
     },
@@ -121,17 +120,6 @@ READERS = {
         "load": lambda box: api(lambda: read_encoder(box / "fast")),
     },
 }
-
-
-def cut_frames(file):
-    """Keep a few particles: thousands of changed copies of the file are made."""
-    frames = json.loads(file.read_text())
-    for run in frames["runs"]:
-        run["positions"] = [places[:8] for places in run["positions"]]
-        run["kernel_labels"] = run["kernel_labels"][:4]
-        for kernel in run["kernels"]:
-            kernel["values"] = [row[:4] for row in kernel["values"][:4]]
-    file.write_text(json.dumps(frames))
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +151,6 @@ def box(tmp_path_factory):
     write_sample(folder / "results", ["noise"])
     records = folder / "results" / "noise" / "records.jsonl"
     records.write_text("".join(records.read_text().splitlines(keepends=True)[:8]))
-    cut_frames(records.with_name("frames.json"))
     X = np.random.default_rng(0).normal(size=(40, 3))
     model = CoulombSampler(6, max_iter=3, random_state=0).fit(X, X[:, 0] > 0)
     model.save(folder / "features.safetensors")

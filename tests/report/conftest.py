@@ -3,7 +3,6 @@
 import pytest
 from report_cases import (
     make_deviations,
-    make_frames,
     make_meanfield,
     make_noise,
     make_runtime,
@@ -12,7 +11,6 @@ from report_cases import (
 )
 
 from coulomb._support.archive import write_json
-from coulomb.experiments.records import FRAMES
 from coulomb.report.page import write_report
 
 
@@ -21,7 +19,6 @@ def results(tmp_path_factory):
     """Every kind of section that has charts."""
     folder = tmp_path_factory.mktemp("results")
     write_results(folder, noise=make_noise(), runtime=make_runtime(), text=make_text())
-    write_json(folder / "noise" / FRAMES, make_frames())
     write_json(folder / "meanfield" / "meanfield.json", make_meanfield())
     write_json(folder / "deviations" / "deviations.json", make_deviations())
     return folder

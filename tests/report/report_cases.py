@@ -82,25 +82,6 @@ def make_text(seeds=2):
     return records
 
 
-def make_frames(n_frames=101, n_particles=30, rows=8):
-    rng = np.random.default_rng(0)
-    walk = rng.normal(size=(n_frames, n_particles, 2)).cumsum(axis=0) * 0.2
-    run = {
-        "title": "Invented",
-        "axes": ["frequency along x1", "frequency along x5"],
-        "radius": None,
-        "marks": [[1.0, 0.0]],
-        "steps": list(range(n_frames)),
-        "positions": walk.tolist(),
-        "energy": np.linspace(0, -1, n_frames).tolist(),
-        "kernels": [
-            {"frame": frame, "values": np.full((rows, rows), frame / n_frames).tolist()}
-            for frame in (0, n_frames // 2)
-        ],
-    }
-    return {"runs": [run, run | {"title": "Invented in a disc", "radius": 5.0}]}
-
-
 def make_meanfield(counts=(4, 8, 16), cells=20):
     x = np.linspace(-1, 1, cells)
     density = np.full(cells, 0.5)

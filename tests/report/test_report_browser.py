@@ -1,11 +1,9 @@
-"""The page in a real browser: drawn, sorted, played; on a phone, in the dark, bare."""
+"""The page in a real browser: drawn, sorted; on a phone, in the dark, bare."""
 
-import re
 import shutil
 
-import numpy as np
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import sync_playwright
 from report_cases import COMMON, make_record, write_results
 
 from coulomb.report.page import write_report
@@ -170,38 +168,6 @@ def test_claims_are_filtered(tab):
     assert rest.first.is_visible()
     filters.get_by_role("button", name="All claims").click()
     assert claims.count() == everything
-
-
-def test_particles_play_pause_and_scrub(tab):
-    tab.locator("#movie-kernel .main-svg").first.wait_for(state="attached")
-    cloud = "() => Array.from(document.getElementById('movie-particles').data[2].x)"
-    slider, play = tab.locator("#movie-frame"), tab.locator("#movie-play")
-    start = tab.evaluate(cloud)
-    play.click()
-    expect(slider).to_have_value(re.compile(r"^([3-9]|\d\d+)$"))
-    assert play.inner_text() == "Pause"
-    assert not np.allclose(tab.evaluate(cloud), start)
-    play.press("Enter")
-    assert play.inner_text() == "Play"
-    stopped = slider.input_value()
-    tab.wait_for_timeout(200)
-    assert slider.input_value() == stopped
-    slider.fill("50")
-    where = tab.locator("#movie-where").inner_text()
-    assert where == "step 50, energy -0.5000"
-    kernel = "document.getElementById('movie-kernel').data[0].z[0][0]"
-    assert tab.evaluate(kernel) == pytest.approx(50 / 101, abs=1e-3)
-    slider.press("ArrowLeft")
-    assert slider.input_value() == "49"
-    assert tab.evaluate(kernel) == pytest.approx(0.0, abs=1e-3)
-    assert "frame 50 of 101" in slider.get_attribute("aria-valuetext")
-    tab.get_by_label("Run", exact=True).select_option(label="Invented in a disc")
-    assert slider.input_value() == "0"
-    slider.fill("97")
-    slider.press("Space")  # plays, and ends by itself
-    expect(slider).to_have_value("100")
-    expect(play).to_have_text("Play")
-    assert tab.complaints == []
 
 
 def test_light_and_dark(page, visit):

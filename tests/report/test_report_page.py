@@ -12,7 +12,6 @@ import pytest
 from report_cases import (
     COMMON,
     LEARNED,
-    make_frames,
     make_noise,
     make_record,
     make_runtime,
@@ -22,7 +21,7 @@ from report_cases import (
 
 from coulomb._support.archive import write_json
 from coulomb._support.errors import ParameterError
-from coulomb.experiments.records import FILE, FRAMES
+from coulomb.experiments.records import FILE
 from coulomb.report.page import arrange, read_results, write_report
 
 VOID = {"meta", "link", "img", "input"}
@@ -98,7 +97,7 @@ def test_links_lead_to_sections(parsed):
     names = {attrs.get("id") for _, attrs in parsed.elements}
     links = [a["href"][1:] for a in parsed.all("a") if a["href"].startswith("#")]
     assert set(links) <= names
-    assert {"noise", "runtime", "text", "claims", "particles"} <= set(links)
+    assert {"noise", "runtime", "text", "claims"} <= set(links)
     assert {"meanfield", "deviations", "settings"} <= set(links)
 
 
@@ -111,14 +110,12 @@ def test_tables_and_pictures_are_accessible(parsed):
     for tag, attrs in parsed.elements:
         if attrs.get("role") in ("img", "group", "region"):
             assert attrs.get("aria-label") or attrs.get("aria-labelledby"), (tag, attrs)
-    labels = {attrs.get("for") for attrs in parsed.all("label")}
-    assert {"movie-frame", "movie-run"} <= labels
 
 
 def test_every_figure_is_there_in_all_its_forms(page, parsed):
     charts = {a["data-chart"] for a in parsed.all("figure") if "data-chart" in a}
     data = re.search(r'id="charts-data">(.*?)</script>', page.read_text(), re.DOTALL)
-    assert set(json.loads(data[1])) == charts - {"particles-frames"}
+    assert set(json.loads(data[1])) == charts
     saved = {a["download"] for a in parsed.all("a") if "download" in a}
     for name in charts:
         assert {f"{name}.svg", f"{name}.png"} <= saved
@@ -199,15 +196,13 @@ def test_records_cannot_write_into_the_page(tmp_path):
     )
     other = make_record(EVIL, {"method": "=HYPERLINK()", EVIL: EVIL}, {EVIL: 1.0})
     folder = write_results(tmp_path, noise=[evil], other=[other])
-    frames = make_frames(4, 3, 2)
-    frames["runs"][0] |= {"title": EVIL, "axes": [EVIL, "$x$"]}
-    write_json(folder / "noise" / FRAMES, frames)
+    write_json(folder / "noise" / "frames.json", {"runs": EVIL})  # of versions before
     text = write_report(folder).read_text()
     parsed = Page(text)
     assert parsed.open == []
     assert "window.owned=1</script>" not in text
     assert not any("onerror" in attrs for _, attrs in parsed.elements)
-    assert len(parsed.all("script")) == 5  # two of data, three that run
+    assert len(parsed.all("script")) == 4  # one of data, three that run
     for attrs in parsed.all("a"):
         if attrs.get("download", "").endswith(".csv"):
             content = base64.b64decode(attrs["href"].split(",")[1]).decode()
@@ -264,27 +259,6 @@ def test_partial_records_are_enough(tmp_path):
         "runtime",
         "text",
     }
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"positions": [[[0.0, 0.0, 0.0]]]}, "`positions` must be"),
-        ({"positions": "x"}, "`positions` must be an array"),
-        ({"steps": [1]}, "one number for each of the 4 frames; got 1"),
-        ({"kernels": [{"frame": 9, "values": [[1.0]]}]}, "below 4; got 9"),
-        ({"kernels": [{"frame": 0, "values": [[1.0, 2.0]]}]}, "must be square"),
-        ({"marks": [1, 2]}, "`marks` must have 2 axes"),
-    ],
-)
-def test_broken_frames_are_named(tmp_path, change, sentence):
-    write_results(tmp_path, runtime=make_runtime())
-    frames = make_frames(4, 3, 2)
-    frames["runs"][1] |= change
-    write_json(tmp_path / "runtime" / FRAMES, frames)
-    (problem,) = read_results(tmp_path).problems
-    assert problem.startswith("runtime/frames.json, run 1: ")
-    assert sentence in problem
 
 
 def test_broken_theory_is_named(tmp_path):

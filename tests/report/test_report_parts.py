@@ -1,6 +1,5 @@
-"""Parts of the page: charts, colours, tables, the animation's bytes, the verb."""
+"""Parts of the page: charts, colours, tables, the verb."""
 
-import base64
 import math
 
 import numpy as np
@@ -10,7 +9,6 @@ import typer
 from report_cases import (
     COMMON,
     make_deviations,
-    make_frames,
     make_meanfield,
     make_record,
     make_runtime,
@@ -19,7 +17,6 @@ from report_cases import (
 from scipy.stats import ttest_rel
 from typer.testing import CliRunner
 
-from coulomb._support.archive import write_json
 from coulomb.cli.experiments import report
 from coulomb.experiments import Record
 from coulomb.report.chart import (
@@ -37,7 +34,6 @@ from coulomb.report.chart import (
 )
 from coulomb.report.chart import drawable as keep
 from coulomb.report.interactive import interactive
-from coulomb.report.movie import pack, read_runs
 from coulomb.report.page import draw
 from coulomb.report.print import printed
 from coulomb.report.rows import Row, averaged, by_row, estimate, row_inks, tick
@@ -164,21 +160,6 @@ def test_one_trial_has_no_error():
     assert (cell.text, cell.detail) == ("0.500", "")
     assert averaged(None).text == "–"
     assert tick(0.0) == "0"
-
-
-def test_frames_keep_their_places(tmp_path):
-    """Sixteen bits keep positions to a 65535th of their range."""
-    frames = make_frames(5, 7, 4)
-    write_json(tmp_path / "frames.json", frames)
-    (first, _) = read_runs(tmp_path / "frames.json")
-    packed = pack([first])["runs"][0]
-    kept = packed["positions"]
-    words = np.frombuffer(base64.b64decode(kept["data"]), "<u2").reshape(5, 2, 7)
-    found = kept["low"] + words * (kept["high"] - kept["low"]) / 65535
-    span = np.ptp(first.positions)
-    wanted = first.positions.transpose(0, 2, 1)
-    assert np.abs(found - wanted).max() <= 0.51 * span / 65535
-    assert packed["n_particles"] == 7
 
 
 def test_density_in_the_plane():

@@ -34,7 +34,6 @@ Job = dict[str, Any]
 _LARGEST = 1e100  # of a metric; what is beyond cannot be averaged or drawn
 FILE = "records.jsonl"
 COMPRESSED = ".csv.gz"
-FRAMES = "frames.json"
 
 
 @dataclass(frozen=True)

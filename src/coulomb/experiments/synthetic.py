@@ -1,4 +1,4 @@
-"""The synthetic problem: experiments on it, their methods, and a film of particles.
+"""The synthetic problem: experiments on it, and their methods.
 
 Accuracy against noise, against the strength of the repulsion and against the number of
 features; seconds against the number of samples.
@@ -7,11 +7,9 @@ features; seconds against the number of samples.
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.kernel_approximation import RBFSampler
 from sklearn.linear_model import LogisticRegression
@@ -19,16 +17,9 @@ from sklearn.metrics import f1_score
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import SVC, LinearSVC
-from torch import Tensor
 
-from coulomb._support.checks import make_generator
 from coulomb._support.errors import unknown_name
 from coulomb.datasets import SyntheticProblem, expected_accuracy, make_synthetic
-from coulomb.domains import Ball, Masked, Space
-from coulomb.dynamics import loop
-from coulomb.dynamics.initial import Component, SpectralMixture
-from coulomb.dynamics.langevin import ProjectedLangevin
-from coulomb.energy import Hamiltonian
 from coulomb.estimators import (
     CoulombSampler,
     ImportanceSampler,
@@ -42,7 +33,7 @@ from coulomb.experiments.base import (
     Settings,
     experiments,
 )
-from coulomb.experiments.records import FRAMES, Job
+from coulomb.experiments.records import Job
 from coulomb.experiments.text import (
     BOTH,
     SMALL,
@@ -52,9 +43,7 @@ from coulomb.experiments.text import (
     text_jobs,
     text_rows,
 )
-from coulomb.features import Particles
 from coulomb.interactions import Riesz
-from coulomb.objectives import FourierAlignment, GaussianPrior, Sample
 
 DESIGN = 42  # the paper's seed of X
 FIRST_FRESH = 7000  # designs from here on no constant of the defaults was chosen on
@@ -186,11 +175,6 @@ class Noise(_AbstractSynthetic):
             )
             jobs += [job | {"design": FIRST_FRESH + job["trial"]} for job in fresh]
         return jobs
-
-    def extras(self, settings: Settings) -> dict[str, Callable[[], Any]]:
-        if settings.preset == "smoke":
-            return {FRAMES: partial(record_frames, 20, steps=(100, 50))}
-        return {FRAMES: record_frames}
 
 
 @experiments.add("strength")
@@ -407,116 +391,3 @@ def build_model(job: Job) -> Any:
     else:
         features = RBFSampler(**common, gamma=GAMMA)
     return make_pipeline(features, _head(job))
-
-
-_SEEN = (0, 4)  # sin(pi x1) and sin(3 x5) put frequencies on these axes
-_PARTICLES = 300
-_ROWS = 48
-_KERNELS = 6
-
-
-def record_frames(
-    n_frames: int = 120, *, steps: tuple[int, int] = (2000, 500), seed: int = 0
-) -> dict[str, Any]:
-    """Film the particles of the synthetic problem, with both sets of constants.
-
-    Positions, energy and kernel along a run, small enough to draw.
-    """
-    problem = make_synthetic(noise=0.1)
-    x = torch.from_numpy(problem.X[problem.train])
-    y = torch.from_numpy(problem.y[problem.train]).double()[:, None]
-    film = partial(_film, problem, n_frames=n_frames, seed=seed)
-
-    def draw(count: int, component: Component) -> Any:
-        law = SpectralMixture((component,))
-        return law.draw_parts(count, x.shape[1], generator=make_generator(seed, 0))
-
-    ball = Ball(5.0)
-    paper = {
-        "title": "The paper's constants: repulsion drives particles to the wall",
-        "constants": "paper",
-        "radius": 5.0,
-        **film(
-            ProjectedLangevin(30.0, 100.0, domain=ball, clip=1.0),
-            Hamiltonian(FourierAlignment(Sample(x, y)), Riesz(), 0.5),
-            ball.project(draw(_PARTICLES, Component(0, 0.5, True)).positions),
-            steps[0],
-        ),
-    }
-
-    beta = 400.0
-    drawn = draw(2 * _PARTICLES, Component(2, 2.0, True))
-    alignment = FourierAlignment(Sample(x, y - y.mean()))
-    ours = {
-        "title": "Our constants: labels pull particles to their frequencies",
-        "constants": "default",
-        "radius": None,
-        **film(
-            ProjectedLangevin(
-                0.02 * beta,
-                beta,
-                domain=Masked(Space(), drawn.mask),
-                clip=1.0,
-                rates=drawn.variance.clamp_max(1.0),
-            ),
-            Hamiltonian(alignment, Riesz(), 1e-3, GaussianPrior(drawn.variance, beta)),
-            drawn.positions,
-            steps[1],
-        ),
-    }
-    return {"runs": [paper, ours]}
-
-
-def _film(
-    problem: SyntheticProblem,
-    sampler: ProjectedLangevin,
-    energy: Hamiltonian,
-    positions: Tensor,
-    max_steps: int,
-    *,
-    n_frames: int,
-    seed: int,
-) -> dict[str, Any]:
-    # Every step is shown at first, then longer and longer strides.
-    strides = np.geomspace(1, max_steps + 1, n_frames).round().astype(int) - 1
-    steps = sorted({int(step) for step in strides})
-    run = loop.init_run(
-        sampler,
-        Particles(positions, torch.zeros(len(positions), dtype=positions.dtype)),
-        generator=make_generator(seed, 1),
-    )
-    # Particles that live on the axes that are shown.
-    visible = positions[:, _SEEN].abs().sum(dim=1) > 0
-    shown = visible.nonzero()[:_PARTICLES, 0]
-    frames, kernels, history = [], [], []
-    with_kernel = set(np.linspace(0, len(steps) - 1, _KERNELS).round().astype(int))
-    order = np.argsort(problem.probability)
-    rows = order[np.linspace(0, len(order) - 1, _ROWS).round().astype(int)]
-    for number, step in enumerate(steps):
-        settings = loop.RunSettings(step, record_every=max_steps)
-        loop.run(run, sampler, energy, settings)
-        where = run.particles.positions
-        frames.append(where[shown][:, _SEEN].numpy().round(2).tolist())
-        terms = energy.terms(run.particles)
-        history.append((float(terms.total), -float(terms.alignment)))
-        if number in with_kernel:
-            kernel = _kernel(problem.X[rows], where.numpy()).round(2)
-            kernels.append({"frame": number, "values": kernel.tolist()})
-    total, alignment = np.array(history).round(6).T
-    return {
-        "axes": ["frequency along x1", "frequency along x5"],
-        "marks": [[np.pi, 0.0], [-np.pi, 0.0], [0.0, 3.0], [0.0, -3.0]],
-        "steps": steps,
-        "positions": frames,
-        "energy": total.tolist(),
-        "alignment": alignment.tolist(),
-        "kernels": kernels,
-        "kernel_labels": np.where(problem.probability[rows] < 0.5, -1, 1).tolist(),
-    }
-
-
-def _kernel(X: Any, frequencies: Any) -> Any:
-    """`K(x, x') = mean_k cos(w_k . (x - x'))`, the mean over phases."""
-    angle = X @ frequencies.T
-    real, imaginary = np.cos(angle), np.sin(angle)
-    return (real @ real.T + imaginary @ imaginary.T) / frequencies.shape[0]

@@ -18,7 +18,7 @@ from coulomb._support.errors import CoulombError, ParameterError
 from coulomb._support.progress import progress_bar
 from coulomb._version import __version__
 from coulomb.experiments.claims import BROKEN, SMOKE, is_smoke, learned
-from coulomb.experiments.records import FILE, FRAMES, Record, load_experiments
+from coulomb.experiments.records import FILE, Record, load_experiments
 from coulomb.experiments.summary import paired, select
 from coulomb.report import asset
 from coulomb.report.chart import (
@@ -30,7 +30,6 @@ from coulomb.report.chart import (
     theme_styles,
 )
 from coulomb.report.interactive import interactive, library
-from coulomb.report.movie import Run, pack, print_runs, read_runs
 from coulomb.report.print import printed
 from coulomb.report.rows import (
     EXPECTED,
@@ -68,7 +67,6 @@ class Results:
 
     folder: Path
     records: dict[str, list[Record]]
-    runs: list[Run] = field(default_factory=list)
     theory: dict[str, dict[str, Any]] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
@@ -86,26 +84,22 @@ def read_results(folder: Path) -> Results:
     for name in [name for name, found in records.items() if not found]:
         problems.append(f"{name}/{FILE}: holds no finished record.")
         del records[name]
-    runs: list[Run] = []
     theory = {}
     for path in sorted([*folder.glob("*.json"), *folder.glob("*/*.json")]):
         try:
-            if path.name == FRAMES:
-                runs.extend(read_runs(path))
-                continue
             content = read_json(path, finite=False, complaint=": not JSON")
             if isinstance(content, dict) and set(PARTS.values()) & set(content):
                 theory[str(path.relative_to(folder).with_suffix(""))] = content
         except (CoulombError, OSError) as error:
             problems.append(str(error))
     problems = [clean(each.replace(f"{folder}/", ""), 300) for each in problems]
-    if not (records or runs or theory):
+    if not (records or theory):
         detail = f" {problems[0]}" if problems else ""
         raise ParameterError(
             f"`DIR` must hold results, such as noise/{FILE}; found none in "
             f"{str(folder)!r}.{detail} `coulomb reproduce NAME --out DIR` makes some."
         )
-    return Results(folder, records, runs, theory, tuple(problems))
+    return Results(folder, records, theory, tuple(problems))
 
 
 @dataclass(frozen=True)
@@ -117,7 +111,6 @@ class Contents:
     findings: list[str]
     problems: tuple[str, ...]
     missing: list[str]
-    runs: list[Run]
     claims: dict[str, Any] | None
     sections: list[Section]
     settings_tables: list[Table]
@@ -125,11 +118,10 @@ class Contents:
     @property
     def links(self) -> list[tuple[str, str]]:
         """List the sections: where a link leads and what it says."""
-        particles = [("particles", "Particles")] if self.runs else []
         claims = [("claims", "Claims")] if self.claims else []
         middle = [(section.key, section.link) for section in self.sections]
         first, last = ("summary", "Summary"), ("settings", "Settings")
-        return [first, *particles, *claims, *middle, last]
+        return [first, *claims, *middle, last]
 
 
 def arrange(results: Results) -> Contents:
@@ -157,7 +149,6 @@ def arrange(results: Results) -> Contents:
         findings=[*smoke, *filter(None, verdicts), *_noise_findings(results)],
         problems=tuple(problems),
         missing=list(_missing(results)),
-        runs=results.runs,
         claims=claims,
         sections=sections,
         settings_tables=[_settings(results), _environments(everything)],
@@ -271,7 +262,7 @@ def _environments(records: Sequence[Record]) -> Table:
     return tabulate("environment", "Environment of the runs", columns, rows)
 
 
-_SCRIPTS = ("theme.js", "charts.js", "tables.js", "movie.js")
+_SCRIPTS = ("theme.js", "charts.js", "tables.js")
 
 
 class Picture(NamedTuple):
@@ -283,10 +274,10 @@ class Picture(NamedTuple):
     caption: str
     svg: bytes
     png: bytes
-    csv: str = ""
-    interactive: dict[str, Any] | None = None
-    legend: Sequence[Layer] = ()
-    rows: int = 0  # of a vertical axis with names
+    csv: str
+    interactive: dict[str, Any]
+    legend: Sequence[Layer]
+    rows: int  # of a vertical axis with names
 
 
 def draw(chart: Chart, *, own_legend: bool) -> Picture:
@@ -328,16 +319,13 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
                     {"title": group.title, "legend": legend, "pictures": pictures}
                 )
             sections.append({**vars(section), "groups": groups})
-        frames = _frames(contents.runs)
         advance(note="page")
-    page = _render(contents, sections, frames)
+    page = _render(contents, sections)
     write_bytes(target, page.encode())
     return target
 
 
-def _render(
-    contents: Contents, sections: list[dict[str, Any]], frames: Picture | None
-) -> str:
+def _render(contents: Contents, sections: list[dict[str, Any]]) -> str:
     early, plotly = asset("early.js"), library()
     script = "\n".join(map(asset, _SCRIPTS))
     policy = (
@@ -369,27 +357,11 @@ def _render(
             "script": Markup(script),
             "library": Markup(plotly),
             "sections": sections,
-            "frames": frames,
             "links": contents.links,
             "charts_data": _as_script(charts),
-            "movie_data": _as_script(pack(contents.runs)),
         }
     )
     return page.lstrip()  # the macros leave empty lines before the doctype
-
-
-def _frames(runs: list[Run]) -> Picture | None:
-    if not runs:
-        return None
-    names = "; ".join(run.title for run in runs)
-    return Picture(
-        "particles-frames",
-        "The first and the last frame",
-        f"Particles at the start and at the end, energy and kernel: {names}.",
-        "Particles at the start (grey) and at the end, their energy, and the "
-        "kernel matrix before and after.",
-        *print_runs(runs),
-    )
 
 
 def _fingerprint(script: str) -> str:

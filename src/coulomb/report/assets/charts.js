@@ -1,5 +1,5 @@
 "use strict";
-const Charts = (() => {
+(() => {
   const figures = JSON.parse(document.getElementById("charts-data").textContent);
   const config = {
     responsive: true, displaylogo: false,
@@ -102,5 +102,4 @@ const Charts = (() => {
       });
     }
   }
-  return { frame, slot, config, faded };
 })();
