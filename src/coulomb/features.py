@@ -90,7 +90,7 @@ class AbstractFeatureMap(ABC):
     averages_phases : bool
         Whether alignment is taken in its closed form, the average over all phases.
     loop_code : int or None
-        The number of the map in `coulomb.kernels.packed_attention`; None without loop.
+        The number of the map in `coulomb.kernels.packed_encoder`; None without loop.
     feature_gives_slope : bool
         Whether the derivative in the projection is a function of the feature alone.
     """

@@ -101,7 +101,7 @@ class TestEveryMap:
 
 def test_what_maps_declare_is_what_the_loops_know():
     pytest.importorskip("numba")
-    from coulomb.kernels import packed_attention as maps
+    from coulomb.kernels import packed_encoder as maps
 
     codes = {name: feature_maps.build(name).loop_code for name in NAMES}
     names = {code: name for name, code in codes.items() if code is not None}

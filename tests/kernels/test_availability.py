@@ -117,7 +117,7 @@ def test_the_cache_notices_changes_in_called_files(tmp_path):
     )
     code = """
         import numpy as np
-        from coulomb.kernels import encoder_rows as loops
+        from coulomb.kernels import packed_encoder as loops
         x = np.full((1, 8), 0.5, np.float32)
         out = np.zeros_like(x)
         loops.gelu_rows(x, np.zeros(8, np.float32), (0, 0, 1.0), out)

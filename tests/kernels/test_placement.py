@@ -6,7 +6,7 @@ import pytest
 numba = pytest.importorskip("numba")
 
 from coulomb.kernels import linear_attention as linear  # noqa: E402
-from coulomb.kernels import packed_attention as packed  # noqa: E402
+from coulomb.kernels import packed_encoder as packed  # noqa: E402
 from coulomb.kernels import particle_loops  # noqa: E402
 
 # Beyond any product of vector lanes and interleaved vectors: 16 lanes four times is 64.

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from coulomb.kernels import threads
-from coulomb.kernels.threads import (
+from coulomb.kernels import runtime
+from coulomb.kernels.runtime import (
     over_ranges,
     over_torch_threads,
     split,
@@ -45,8 +45,8 @@ def test_errors_come_through():
 @pytest.fixture(params=["torch", "own"])
 def whose(request, monkeypatch):
     if request.param == "own":
-        monkeypatch.setattr(threads, "_forked", True)
-    elif threads._openmp() is None:
+        monkeypatch.setattr(runtime, "_forked", True)
+    elif runtime._openmp() is None:
         pytest.skip("torch came without GNU OpenMP")
     return request.param
 

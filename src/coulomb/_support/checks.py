@@ -1,13 +1,16 @@
-"""Checks of arguments: numbers, counts, seeds and their streams, labels, names."""
+"""Checks of arguments: numbers, counts, seeds and streams, labels, names, files."""
 
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from coulomb._support.errors import (
+    CoulombError,
+    FileFormatError,
     ParameterError,
     ParameterTypeError,
     shown,
@@ -247,3 +250,27 @@ def sequence_bounds(cu_seqlens: Any, tokens: int) -> tuple[tuple[int, int], ...]
             f"{shown}."
         )
     return tuple((a, b) for a, b in pairwise(ends) if a < b)
+
+
+@contextmanager
+def retold(complaint: str) -> Iterator[None]:
+    """Turn what a library raises of a file into one sentence.
+
+    Examples
+    --------
+    >>> with retold("a.json is no tokenizer"):
+    ...     raise OSError("line 3")
+    Traceback (most recent call last):
+    coulomb._support.errors.FileFormatError: a.json is no tokenizer: line 3.
+    """
+    try:
+        yield
+    except CoulombError:
+        raise
+    except BaseException as error:
+        # A panic in a tokenizer is no Exception; a signal is neither.
+        panic = type(error).__name__ == "PanicException"
+        if not panic and not isinstance(error, Exception):
+            raise
+        told = " ".join(str(error).split())[:300]
+        raise FileFormatError(f"{complaint}: {told}.") from error

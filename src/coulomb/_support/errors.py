@@ -1,8 +1,7 @@
 """Errors a user can act on: the argument, the rule, the value and the way out."""
 
 import difflib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 
 class CoulombError(Exception):
@@ -61,27 +60,3 @@ def unknown_name(argument: str, name: object, known: Iterable[str]) -> Parameter
     return ParameterError(
         f"`{argument}` has no member {shown(name)}{hint} Known: {', '.join(names)}."
     )
-
-
-@contextmanager
-def retold(complaint: str) -> Iterator[None]:
-    """Turn what a library raises of a file into one sentence.
-
-    Examples
-    --------
-    >>> with retold("a.json is no tokenizer"):
-    ...     raise OSError("line 3")
-    Traceback (most recent call last):
-    coulomb._support.errors.FileFormatError: a.json is no tokenizer: line 3.
-    """
-    try:
-        yield
-    except CoulombError:
-        raise
-    except BaseException as error:
-        # A panic in a tokenizer is no Exception; a signal is neither.
-        panic = type(error).__name__ == "PanicException"
-        if not panic and not isinstance(error, Exception):
-            raise
-        told = " ".join(str(error).split())[:300]
-        raise FileFormatError(f"{complaint}: {told}.") from error

@@ -4,6 +4,6 @@ Everything here works on numpy arrays and is optional: without numba the callers
 the plain torch form of the same formula. Ask `available()` first.
 """
 
-from coulomb.kernels.jit import available
+from coulomb.kernels.runtime import available
 
 __all__ = ["available"]

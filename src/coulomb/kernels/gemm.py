@@ -20,7 +20,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from coulomb.kernels.jit import SUMS, helper
+from coulomb.kernels.runtime import SUMS, helper
 
 _ZERO = np.float32(0)
 _LANES = 8

@@ -42,8 +42,8 @@ from coulomb.kernels.gemm import (
     transpose_panels,
 )
 from coulomb.kernels.gemm import products as row_products
-from coulomb.kernels.jit import SUMS, entry, helper
 from coulomb.kernels.math import exp, exp_row, row_max
+from coulomb.kernels.runtime import SUMS, entry, helper
 
 _f = np.float32
 _ZERO, _ONE, _HALF, _HUGE = _f(0), _f(1), _f(0.5), _f(1e30)

@@ -6,7 +6,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from coulomb.kernels.jit import EXACT, SUMS, entry, helper
+from coulomb.kernels.runtime import EXACT, SUMS, entry, helper
 
 _f = np.float32
 _ZERO, _ONE, _TWO = _f(0), _f(1), _f(2)

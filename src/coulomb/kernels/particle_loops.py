@@ -11,8 +11,8 @@ import math
 
 import numpy as np
 
-from coulomb.kernels.jit import EXACT, SUMS, entry, helper
 from coulomb.kernels.math import exp, log, sincos
+from coulomb.kernels.runtime import EXACT, SUMS, entry, helper
 
 LANES = 32
 BLOCK = 512  # particles whose forces are summed side by side

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coulomb._support.errors import ParameterError
-from coulomb.kernels.threads import over_ranges, useful_threads
+from coulomb.kernels.runtime import over_ranges, useful_threads
 
 # Beyond this angle the range reduction loses digits: use the plain form.
 LARGEST_ANGLE = 1e4

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from coulomb._support.archive import read_json, read_shapes
-from coulomb._support.errors import FileFormatError, ParameterError, retold
+from coulomb._support.checks import retold
+from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.attention.layers.replace import (
     LAYERS,
     as_saveable,

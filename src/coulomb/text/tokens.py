@@ -13,8 +13,8 @@ from tokenizers.trainers import WordPieceTrainer
 from torch import Tensor
 
 from coulomb._support.archive import MOST_JSON, check_file
-from coulomb._support.checks import check_count
-from coulomb._support.errors import FileFormatError, ParameterError, retold
+from coulomb._support.checks import check_count, retold
+from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.attention.encoder.layout import IGNORED, TokenBatch, token_places
 from coulomb.text.data import Corpus, Split, Text, parts_of
 from coulomb.text.settings import TextSettings

@@ -13,14 +13,13 @@ if not available():
 
 from coulomb.attention.encoder.packed import kept, make_dropout
 from coulomb.attention.encoder.packed_compiled import loop_map
-from coulomb.kernels import encoder_rows as rows
-from coulomb.kernels import packed_attention as maps
+from coulomb.kernels import packed_encoder as loops
 
 
 def test_gelu_and_its_slope():
     x = torch.linspace(-9, 9, 4096).requires_grad_()
     out, slope = np.empty((1, 4096), np.float32), x.detach().numpy().copy()[None]
-    rows.gelu_rows(slope, np.zeros(4096, np.float32), (0, 0, 1.0), out)
+    loops.gelu_rows(slope, np.zeros(4096, np.float32), (0, 0, 1.0), out)
     expected = torch.nn.functional.gelu(x)
     (derivative,) = torch.autograd.grad(expected.sum(), x)
     np.testing.assert_allclose(out[0], expected.detach(), atol=1e-6)
@@ -31,7 +30,7 @@ def test_a_loop_drops_what_the_hash_says():
     dropout = make_dropout(9, 2, 0.25)
     slope = np.full((50, 33), 40, np.float32)  # where gelu is the identity
     out, bias = np.empty_like(slope), np.zeros(33, np.float32)
-    rows.gelu_rows(slope, bias, (*dropout, dropout.scale), out)
+    loops.gelu_rows(slope, bias, (*dropout, dropout.scale), out)
     expected = kept(dropout, (50, 33)) * dropout.scale
     np.testing.assert_allclose(out / 40, expected, rtol=1e-6)
     np.testing.assert_allclose(slope, expected, rtol=1e-6)
@@ -53,7 +52,7 @@ def test_features_up_to_a_factor(name, scale):
     options = loop_map(feature_map, 5).options
     weights, slopes = np.empty(len(a), np.float32), np.empty_like(a)
     angles = phases.float().numpy()[None]
-    maps.map_rows(options, angles, a, slopes, weights)
+    loops.map_rows(options, angles, a, slopes, weights)
     share = found / found.sum(dim=1, keepdim=True)
     # Projections of size s are known to 1e-7 s.
     tolerance = 2e-6 * (1 + 10 * scale)
@@ -69,7 +68,7 @@ def test_favor_features_have_the_right_products():
     expected = log_kernel.softmax(dim=1)  # what attention weights are
     q = (x @ positions.T).float().numpy()
     k, halves = q.copy(), (0.5 * x.square().sum(dim=1)).float().numpy()
-    maps.favor_rows(1.0, np.array([0, 9]), q, k, halves)
+    loops.favor_rows(1.0, np.array([0, 9]), q, k, halves)
     products = q.astype(float) @ k.T.astype(float)
     found = products / products.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(found, expected, atol=1e-4)
@@ -81,13 +80,11 @@ def test_compiling_leaves_nothing_to_compile():
 
     from coulomb.attention.encoder.packed import packed_logits
     from coulomb.attention.encoder.packed_compiled import compile_loops
-    from coulomb.kernels import packed_attention
 
     compile_loops()
     entries = [
         thing
-        for module in (rows, maps, packed_attention)
-        for name, thing in vars(module).items()
+        for name, thing in vars(loops).items()
         if hasattr(thing, "signatures") and not name.startswith("_")
     ]
     before = [len(entry.signatures) for entry in entries]

@@ -26,8 +26,7 @@ from coulomb.attention.ops.api import kernel_attention
 from coulomb.attention.ops.checks import as_array
 from coulomb.attention.ops.decoding import decode_step, init_state
 from coulomb.features import DEFAULT_MAP, AbstractFeatureMap, Particles, feature_maps
-from coulomb.kernels import encoder_rows as loops
-from coulomb.kernels import packed_attention as cores
+from coulomb.kernels import packed_encoder as loops
 from coulomb.kernels import particles as particle_system
 
 
@@ -406,17 +405,17 @@ def _features_forward(
         scale = loop_map.inverse_temperature
         halves, about = _half_squares(x, sides[-1], scale), (scale, layout.bounds)
         if shared:
-            if run(cores.favor_shared_rows, *about, q, halves, weights) < _SAFE_RANGE:
+            if run(loops.favor_shared_rows, *about, q, halves, weights) < _SAFE_RANGE:
                 return _Features(q, none, none, none, weights)
             q, weights = _project(x, sides[0]), q.new_ones(len(q))
         k = q.clone() if shared else _project(x, sides[1])
-        run(cores.favor_rows, *about, q, k, halves)
+        run(loops.favor_rows, *about, q, k, halves)
         return _Features(q, k, none, none, weights)
     angles = q.new_zeros(len(sides[0].positions), 1) if phases is None else phases
     found = [q] if shared else [q, _project(x, sides[1])]
     slopes = [torch.empty_like(each) if loop_map.sloped else none for each in found]
     for features, slope in zip(found, slopes, strict=True):
-        run(cores.map_rows, loop_map.options, angles, features, slope, weights)
+        run(loops.map_rows, loop_map.options, angles, features, slope, weights)
     if shared:
         return _Features(q, none, slopes[0], none, weights)
     return _Features(q, found[1], slopes[0], slopes[1], weights)
@@ -442,9 +441,9 @@ def _features_backward(
     # Keys are weighted by one over the sum of their features, unless by exp(-h_j).
     extras = none if favor else grad_keys * features.weights
     first = none if len(grad_k) else extras
-    run(cores.pull_rows, options, features.q, features.slopes_q, first, grad_q)
+    run(loops.pull_rows, options, features.q, features.slopes_q, first, grad_q)
     if len(grad_k):
-        run(cores.pull_rows, options, features.k, features.slopes_k, extras, grad_k)
+        run(loops.pull_rows, options, features.k, features.slopes_k, extras, grad_k)
         if len(sides) == 1:
             grad_q += grad_k
     if favor and grad_x is not None:
@@ -489,7 +488,7 @@ class KernelCore(torch.autograd.Function):
         places = layout.bounds, heads * layout.offsets
         kept = matrices, features.weights, inverses
         values = joint, 0 if shared else 2 * width
-        run(cores.attend_features, features[:2], values, places, kept, out)
+        run(loops.attend_features, features[:2], values, places, kept, out)
         if keep:
             tensors = x, weight, positions, keys, joint, matrices, inverses, out
             ctx.save_for_backward(*tensors, *features)
@@ -512,7 +511,7 @@ class KernelCore(torch.autograd.Function):
         values = joint, 0 if shared else 2 * width
         grads = grad_q, grad_k, grad_joint, grad_keys
         operands = features[:2], values, places, kept
-        run(cores.attend_features_back, *operands, out, grad, grads)
+        run(loops.attend_features_back, *operands, out, grad, grads)
         grad_positions = torch.zeros_like(positions)
         grad_key_positions = None if keys is None else torch.zeros_like(keys)
         grad_sides = None
@@ -557,7 +556,7 @@ class SoftmaxCore(torch.autograd.Function):
         mixed = joint.new_empty(2 * rank * heads * layout.count, width // heads)
         out, places = joint.new_empty(len(joint), width), (layout.bounds, offsets)
         about = heads, joint, (keys, values), places, (matrices, mixed)
-        run(cores.attend_softmax, *about, out)
+        run(loops.attend_softmax, *about, out)
         ctx.save_for_backward(joint, keys, values, matrices, mixed, out)
         ctx.where = heads, places
         return out
@@ -570,5 +569,5 @@ class SoftmaxCore(torch.autograd.Function):
         grad_joint = torch.empty_like(joint)
         grads = torch.zeros_like(keys), torch.zeros_like(values)
         about = heads, joint, (keys, values), places, tuple(kept)
-        run(cores.attend_softmax_back, *about, out, grad, grad_joint, grads)
+        run(loops.attend_softmax_back, *about, out, grad, grad_joint, grads)
         return grad_joint, *grads, None, None, None

@@ -13,7 +13,7 @@ from coulomb.attention.ops.checks import NO_ARRAY, Inputs, as_array, must_be_tra
 from coulomb.attention.ops.tuning import BLOCK
 from coulomb.features import AbstractFeatureMap
 from coulomb.kernels import available
-from coulomb.kernels.threads import over_torch_threads, threads_for
+from coulomb.kernels.runtime import over_torch_threads, threads_for
 
 # Exponents of keys smaller than this give sums, and gradients, far from the ends of
 # float32; what is lost of a query, exp(-87) of its largest feature, is then nothing.

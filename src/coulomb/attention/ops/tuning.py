@@ -29,7 +29,7 @@ from torch import Tensor
 
 from coulomb._support.archive import write_json
 from coulomb.kernels import available
-from coulomb.kernels.jit import source_hash
+from coulomb.kernels.runtime import source_hash
 
 ENGINES = ("loops", "torch")
 KINDS = ("linear", "quadratic", "causal")
