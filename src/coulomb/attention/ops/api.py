@@ -17,14 +17,14 @@ from torch.autograd.function import once_differentiable
 
 from coulomb._support.checks import sequence_bounds
 from coulomb.attention.ops import blocked, checks, compiled, traceable, tuning
-from coulomb.attention.ops.block_maps import Side, Workspace, borrowed, make_map
+from coulomb.attention.ops.block_maps import Kept, Side, Workspace, borrowed, make_map
 from coulomb.attention.ops.blocked import Block, BlockIndex, Gradients, Problem
 from coulomb.attention.ops.checks import FeatureMap, Given, Inputs, check_inputs
 from coulomb.features import DEFAULT_MAP, Particles
 
-# The loops keep features that take up no more than this, all together, for the backward
-# pass instead of evaluating them again: a seventh of the time of short sequences, where
-# they are not yet what the peak of memory depends on.
+# Features that take up no more than this, all together, are kept for the backward pass
+# and not evaluated again: a seventh of the time of short sequences, where they are not
+# yet what the peak of memory depends on.
 _KEPT_BYTES = 1 << 22
 
 
@@ -434,7 +434,8 @@ def _forward(
     with borrowed(positions.dtype, q.device) as work:
         for index in problem.blocks(q, k, key_mask, positions.shape[1]):
             block = _block(tensors, key_mask, index, out, work)
-            features = make_map(problem.feature_map, sides, work)
+            keep: Kept | None = {} if problem.keep else None
+            features = make_map(problem.feature_map, sides, work, kept=keep)
             form = _form(problem, block, features.n_features)
             result = form.forward(features, block, problem)
             if not result.exact and features.retry:
@@ -489,7 +490,7 @@ class FusedAttention(torch.autograd.Function):
             for index, saved in ctx.state:
                 block = _block(tensors, key_mask, index, out, work)
                 parts = _sides(tensors, track=track)
-                options = {"record": True, "logs": saved.logs}
+                options = {"record": True, "logs": saved.logs, "kept": saved.kept}
                 features = make_map(problem.feature_map, parts, work, **options)
                 targets = Gradients(*(index.take(x) for x in (grad, *grads)))
                 if index.mask is not None:

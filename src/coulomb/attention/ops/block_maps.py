@@ -2,7 +2,7 @@
 
 Features are four times wider than queries and keys; a block of them stays in the cache,
 a whole sequence of them does not. A block map evaluates one block, and again in the
-backward pass, so that features are never stored.
+backward pass, so that features are stored only where all of them are few.
 """
 
 import math
@@ -21,6 +21,9 @@ from coulomb.features import AbstractFeatureMap, Particles
 # Receives the gradient of a block's features, which it may overwrite, adds to the
 # gradients of the particles and returns the gradient of the block's inputs.
 Pull = Callable[[Tensor], Tensor]
+
+# Features by what they are of, "queries" or "keys", and their first row.
+Kept = dict[tuple[str, int], Tensor]
 
 # The exponent of a key that is not there: far below any other and yet finite, since
 # the difference of two infinities is not a number.
@@ -45,8 +48,10 @@ class Workspace:
         self.slot = 0
         self._arrays: dict[tuple[str, int], Tensor] = {}
 
-    def get(self, name: str, *shape: int) -> Tensor:
+    def get(self, name: str, *shape: int, fresh: bool = False) -> Tensor:
         """Give the array of this name in this shape, with whatever it contains."""
+        if fresh:  # it outlives the call
+            return torch.empty(shape, dtype=self.dtype, device=self.device)
         size = math.prod(shape)
         key = (name, self.slot)
         array = self._arrays.get(key)
@@ -130,7 +135,8 @@ class BlockMap:
     Where only the weights of keys are shifted it has one column, and queries may ignore
     it: features of a query may be multiplied by any number, which cancels in the ratio.
 
-    In the backward pass (`record`) shifts are given, and pull-backs work. With `logs`
+    In the backward pass (`record`) shifts are given, and pull-backs work. Features that
+    are in `kept`, by side and first row, are not evaluated again. With `logs`
     features are taken in logarithms, which never underflow: slower, and not needed
     unless the features of queries and keys lie too far apart.
     """
@@ -140,6 +146,7 @@ class BlockMap:
     work: Workspace
     record: bool = False
     logs: bool = False
+    kept: Kept | None = None
 
     @property
     def retry(self) -> bool:
@@ -188,7 +195,9 @@ class BlockMap:
 
         return result.detach(), pull
 
-    def queries(self, x: Tensor, shift: Tensor | None) -> tuple[Tensor, Pull]:
+    def queries(
+        self, x: Tensor, shift: Tensor | None, start: int
+    ) -> tuple[Tensor, Pull]:
         """Evaluate queries, and give their pull-back."""
         if not self.logs or shift is None:
             return self._evaluate(self.sides[0], x)
@@ -197,7 +206,7 @@ class BlockMap:
         )
 
     def keys(
-        self, rows: KeyRows, shift: Tensor | None
+        self, rows: KeyRows, shift: Tensor | None, start: int
     ) -> tuple[Tensor, Tensor | None, Pull]:
         """Evaluate keys, raise the shift and give the pull-back."""
         if not self.logs:
@@ -250,7 +259,8 @@ class ExponentialMap(BlockMap):
         self, name: str, side: Side, x: Tensor, offset: Tensor | None = None
     ) -> Tensor:
         columns = side.particles.positions.transpose(1, 2)
-        out = self.work.get(name, x.shape[0], x.shape[1], columns.shape[2])
+        shape = x.shape[0], x.shape[1], columns.shape[2]
+        out = self.work.get(name, *shape, fresh=self.kept is not None)
         products = side.by_head(out)
         if side.particles.phases is not None:
             own = side.particles.phases.unsqueeze(1)  # (heads, 1, features)
@@ -275,12 +285,23 @@ class ExponentialMap(BlockMap):
         back = torch.bmm(grads, side.particles.positions).view_as(x)
         return back if self.scale == 1.0 else back.mul_(self.scale)
 
-    def queries(self, x: Tensor, shift: Tensor | None) -> tuple[Tensor, Pull]:
-        side = self.sides[0]
-        # A softmax is the exponential up to a factor of the row, which is free, and its
-        # largest feature never overflows.
-        exponents = self._project("queries", side, x, shift)
-        features = torch.softmax(exponents, dim=-1, out=exponents)
+    def _known(self, name: str, start: int) -> Tensor | None:
+        return self.kept.get((name, start)) if self.record and self.kept else None
+
+    def _keep(self, name: str, start: int, features: Tensor) -> None:
+        if self.kept is not None and not self.record:
+            self.kept[name, start] = features
+
+    def queries(
+        self, x: Tensor, shift: Tensor | None, start: int
+    ) -> tuple[Tensor, Pull]:
+        side, features = self.sides[0], self._known("queries", start)
+        if features is None:
+            # A softmax is the exponential up to a factor of the row, which is free, and
+            # its largest feature never overflows.
+            exponents = self._project("queries", side, x, shift)
+            features = torch.softmax(exponents, dim=-1, out=exponents)
+            self._keep("queries", start, features)
         # The output does not depend on the scale of a query's features, so that
         # `features . grad = 0` and the softmax's own correction vanishes.
         return features, lambda grad: self._pull_projection(
@@ -288,18 +309,20 @@ class ExponentialMap(BlockMap):
         )
 
     def keys(
-        self, rows: KeyRows, shift: Tensor | None
+        self, rows: KeyRows, shift: Tensor | None, start: int
     ) -> tuple[Tensor, Tensor | None, Pull]:
-        x = rows.keys
+        x, features = rows.keys, self._known("keys", start)
         if self.map.normalised:
             shift = self._weigh(rows, shift)
-            features = self._project("keys", self.sides[1], x)
-            torch.softmax(features, dim=-1, out=features)
-        else:
+            if features is None:
+                features = self._project("keys", self.sides[1], x)
+                torch.softmax(features, dim=-1, out=features)
+        elif features is None:
             features = self._project("keys", self.sides[1], x, self._offset(rows))
             shift = shift if self.record else _highest(features, shift)
             assert shift is not None
             features.sub_(shift).exp_()
+        self._keep("keys", start, features)
 
         def pull(grad: Tensor) -> Tensor:
             grad.mul_(features)
@@ -325,7 +348,8 @@ def make_map(
     *,
     record: bool = False,
     logs: bool = False,
+    kept: Kept | None = None,
 ) -> BlockMap:
     """Choose how the features of blocks are evaluated."""
     kind = ExponentialMap if feature_map.exponential and not logs else BlockMap
-    return kind(feature_map, sides, work, record, logs)
+    return kind(feature_map, sides, work, record, logs, kept)

@@ -21,6 +21,8 @@ from torch import Tensor
 from coulomb.attention.ops.block_maps import (
     ABSENT,
     BlockMap,
+    ExponentialMap,
+    Kept,
     KeyRows,
     Pull,
     Workspace,
@@ -147,11 +149,13 @@ class Gradients(NamedTuple):
 class Saved(NamedTuple):
     """What the backward pass of a block needs beside its inputs and outputs."""
 
-    normaliser: Tensor  # (groups, n, 1), infinite where no key is real
+    normaliser: Tensor | None  # (groups, n, 1), infinite where no key is real
     sums: Tensor | None = None  # (groups, dim_v + 1, features)
+    weights: Tensor | None = None  # (groups, 1, features), what sums were divided by
     shifts: list[Tensor] | None = None
     triangle: int = 0
     states: list[Tensor] | None = None  # sums before every few blocks, if causal
+    kept: Kept | None = None
     exact: bool = True  # whether nothing was lost to underflow
     logs: bool = False  # whether features were taken in logarithms
 
@@ -254,13 +258,14 @@ class Block(NamedTuple):
         torch.div(_split_heads(sums, out)[..., :-1], _split_heads(total, out), out=out)
 
     def grad_rows(
-        self, grads: Gradients, normaliser: Tensor, start: int, stop: int
+        self, grads: Gradients, normaliser: Tensor | None, start: int, stop: int
     ) -> Tensor:
         """Differentiate the ratio: `g / D` of the numerator, `-(g . out) / D` of D."""
         g = self.rows(grads.out, start, stop)
         y = self.rows(self.out, start, stop)
         result = self.work.get("grad_sums", g.shape[0], g.shape[1], g.shape[2] + 1)
-        torch.div(g, normaliser[:, start:stop], out=result[..., :-1])
+        total = 1.0 if normaliser is None else normaliser[:, start:stop]
+        torch.div(g, total, out=result[..., :-1])
         torch.sum(result[..., :-1] * y, dim=-1, out=result[..., -1])
         result[..., -1].neg_()
         return result
@@ -314,19 +319,52 @@ def linear_forward(features: BlockMap, block: Block, problem: Problem) -> Saved:
     shift: Tensor | None = None
     for start, stop in _ranges(block.key_count(), step):
         rows = block.key_rows(start, stop)
-        phi, higher, _ = features.keys(rows, shift)
-        _raise_shift(sums, shift, higher)
+        # Those of normalised maps stay: only the weights of their keys have a shift.
+        kept = features.kept if not features.map.normalised else None
+        earlier = list((kept or {}).values())
+        phi, higher, _ = features.keys(rows, shift, start)
+        for part in (sums, *earlier):
+            _raise_shift(part, shift, higher)
         shift = higher
         sums.baddbmm_(rows.values.transpose(1, 2), phi)
+    ranges = _ranges(block.q.shape[2], step)
+    if isinstance(features, ExponentialMap):
+        return _mean_of_means(features, block, sums, shift, ranges)
     normaliser = work.zeros(block.groups, block.q.shape[2], 1)
-    for start, stop in _ranges(block.q.shape[2], step):
-        phi, _ = features.queries(block.rows(block.q, start, stop), shift)
+    for start, stop in ranges:
+        phi, _ = features.queries(block.rows(block.q, start, stop), shift, start)
         outputs = work.get("outputs", phi.shape[0], phi.shape[1], sums.shape[1])
         torch.bmm(phi, sums.transpose(1, 2), out=outputs)
         block.write_ratio(outputs, normaliser, start)
     exact = not features.retry or block.in_range(normaliser, causal=False)
-    shifts = None if shift is None else [shift]
-    return Saved(normaliser, sums, shifts, exact=exact, logs=features.logs)
+    shifts = None if shift is None else [shift, shift]
+    return Saved(normaliser, sums, None, shifts, exact=exact, logs=features.logs)
+
+
+def _mean_of_means(
+    features: ExponentialMap,
+    block: Block,
+    sums: Tensor,
+    shift: Tensor | None,
+    ranges: list[tuple[int, int]],
+) -> Saved:
+    # phi(q)' G / phi(q)' z = softmax(log phi(q) + log z) (G / z): nothing is left to
+    # divide by, and no column of ones to multiply.
+    least, most = sums[:, -1].aminmax(dim=-1)
+    lost = (least < torch.finfo(sums.dtype).tiny ** 0.5) & (most > 0)
+    weights = sums[:, -1:].masked_fill(sums[:, -1:] == 0, 1.0)
+    offset = weights.log() if shift is None else weights.log().add_(shift)
+    columns = sums.div_(weights)[:, :-1].transpose(1, 2)
+    for start, stop in ranges:
+        phi, _ = features.queries(block.rows(block.q, start, stop), offset, start)
+        out = block.out[:, :, start:stop]
+        if len(out) == 1 and out.dtype == phi.dtype:
+            torch.bmm(phi, columns, out=out[0])
+        else:
+            out.copy_(_split_heads(torch.bmm(phi, columns), out))
+    shifts = [offset] if shift is None else [offset, shift]
+    exact = not (features.retry and bool(lost.any()))
+    return Saved(None, sums, weights, shifts, exact=exact, kept=features.kept)
 
 
 def linear_backward(
@@ -335,22 +373,24 @@ def linear_backward(
     """Pull the gradient back through the linear form, evaluating features again."""
     sums = saved.sums
     assert sums is not None
-    shift = saved.shifts[0] if saved.shifts else None
+    offset, shift = (*(saved.shifts or ()), None, None)[:2]
     grad_sums = torch.zeros_like(sums)
     step = block.row_count(sums.shape[2])
     for start, stop in _ranges(block.q.shape[2], step):
-        phi, pull = features.queries(block.rows(block.q, start, stop), shift)
+        phi, pull = features.queries(block.rows(block.q, start, stop), offset, start)
         grad_rows = block.grad_rows(grads, saved.normaliser, start, stop)
         grad_sums.baddbmm_(grad_rows.transpose(1, 2), phi)
         grad_phi = block.work.get("grad_features", *phi.shape)
         torch.bmm(grad_rows, sums, out=grad_phi)
         _write(pull(grad_phi), grads.q, start)
+    if saved.weights is not None:
+        grad_sums.div_(saved.weights)
     columns = grad_sums if grads.log_weight is not None else grad_sums[:, :-1]
     columns = columns.transpose(1, 2)
     count = block.key_count()
     for start, stop in _ranges(count, step):
         rows = block.key_rows(start, stop)
-        phi, _, pull = features.keys(rows, shift)
+        phi, _, pull = features.keys(rows, shift, start)
         grad_phi = block.work.get("grad_features", *phi.shape)
         torch.bmm(rows.values, grad_sums, out=grad_phi)
         grad_values = torch.bmm(phi, columns)
@@ -363,10 +403,10 @@ def quadratic_forward(features: BlockMap, block: Block, problem: Problem) -> Sav
     work = block.work
     count = block.key_count()
     rows = block.key_rows(0, count)
-    phi_k, shift, _ = features.keys(rows, None)
+    phi_k, shift, _ = features.keys(rows, None, 0)
     normaliser = work.zeros(block.groups, block.q.shape[2], 1)
     for start, stop in _ranges(block.q.shape[2], block.row_count(phi_k.shape[2])):
-        phi_q, _ = features.queries(block.rows(block.q, start, stop), shift)
+        phi_q, _ = features.queries(block.rows(block.q, start, stop), shift, start)
         products = work.get("products", phi_q.shape[0], stop - start, count)
         torch.bmm(phi_q, phi_k.transpose(1, 2), out=products)
         outputs = work.get("outputs", *products.shape[:2], rows.values.shape[2])
@@ -374,7 +414,8 @@ def quadratic_forward(features: BlockMap, block: Block, problem: Problem) -> Sav
         block.write_ratio(outputs, normaliser, start)
     exact = not features.retry or block.in_range(normaliser, causal=False)
     shifts = None if shift is None else [shift]
-    return Saved(normaliser, shifts=shifts, exact=exact, logs=features.logs)
+    about = None, None, shifts, 0, None, features.kept
+    return Saved(normaliser, *about, exact=exact, logs=features.logs)
 
 
 def quadratic_backward(
@@ -385,11 +426,11 @@ def quadratic_backward(
     shift = saved.shifts[0] if saved.shifts else None
     count = block.key_count()
     rows = block.key_rows(0, count)
-    phi_k, _, pull_k = features.keys(rows, shift)
+    phi_k, _, pull_k = features.keys(rows, shift, 0)
     grad_phi_k = torch.zeros_like(phi_k)
     grad_values = torch.zeros_like(rows.values)
     for start, stop in _ranges(block.q.shape[2], block.row_count(phi_k.shape[2])):
-        phi_q, pull_q = features.queries(block.rows(block.q, start, stop), shift)
+        phi_q, pull_q = features.queries(block.rows(block.q, start, stop), shift, start)
         grad_rows = block.grad_rows(grads, saved.normaliser, start, stop)
         products = work.get("products", phi_q.shape[0], stop - start, count)
         torch.bmm(phi_q, phi_k.transpose(1, 2), out=products)
@@ -461,13 +502,13 @@ def _causal_forward(
             states.append(sums.clone())
         for each in blocks:
             rows = block.key_rows(each.start, each.stop)
-            phi_k, higher, _ = features.keys(rows, shift)
+            phi_k, higher, _ = features.keys(rows, shift, each.start)
             _raise_shift(sums, shift, higher)
             shift = higher
             if shift is not None:
                 shifts.append(shift)
             queries = block.rows(block.q, each.start, each.stop)
-            phi_q, _ = features.queries(queries, shift)
+            phi_q, _ = features.queries(queries, shift, each.start)
             products = each.products(phi_q, phi_k, work).tril_()
             outputs = work.get("outputs", *rows.values.shape)
             torch.bmm(products, each.split(rows.values), out=each.split(outputs))
@@ -479,8 +520,8 @@ def _causal_forward(
     if shifts or features.retry:
         # A row whose keys are all far below a later key of its block has lost digits.
         exact = block.in_range(normaliser, causal=True)
-    about = shifts or None, triangle, states
-    return Saved(normaliser, None, *about, exact=exact, logs=features.logs)
+    about = shifts or None, triangle, states, features.kept
+    return Saved(normaliser, None, None, *about, exact=exact, logs=features.logs)
 
 
 def causal_forward(features: BlockMap, block: Block, problem: Problem) -> Saved:
@@ -548,8 +589,8 @@ def _pull_causal_queries(
         higher = saved.shifts[number] if saved.shifts else None
         _raise_shift(sums, shift, higher)
         shift = higher
-        phi_k, _, pull_k = features.keys(rows, shift)
-        phi_q, pull = features.queries(block.rows(block.q, start, stop), shift)
+        phi_k, _, pull_k = features.keys(rows, shift, start)
+        phi_q, pull = features.queries(block.rows(block.q, start, stop), shift, start)
         grad_rows = block.grad_rows(grads, saved.normaliser, start, stop)
         records.append(_Recorded(each, phi_q, phi_k, rows, grad_rows, pull_k))
         work.slot = 0
