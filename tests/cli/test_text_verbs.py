@@ -70,7 +70,9 @@ def test_train_says_what_came_of_it(trained, tmp_path, monkeypatch):
     names = ["--text", "review", "--label", "sentiment", "--attention", "softmax"]
     result = must("train", trained / "reviews.csv", *names, *SMALL)
     assert "accuracy" in result.output
-    assert "also chose the checkpoint" in result.output
+    assert result.output.count("also chose the checkpoint") == 1
+    assert "Phase A" not in result.output
+    assert "a bag of words" in result.output
     assert "runs/reviews-1" in result.output
     assert (tmp_path / "runs" / "reviews-1" / "metrics.json").is_file()
 
@@ -126,14 +128,34 @@ def test_predict_standard_input_and_files_alike(one, tmp_path):
     with (tmp_path / "lines.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["review"], *([line] for line in lines)])
     out = tmp_path / "out.csv"
-    must(
-        "predict", one, "--format", "csv", "--file", tmp_path / "lines.csv",
-        "--out", out,
-    )  # fmt: skip
-    assert by_input.output == by_text.output == out.read_text()
+    must("predict", one, "--file", tmp_path / "lines.csv", "--out", out)
+    assert by_input.output == by_text.output
+    assert out.read_text() == by_text.output.replace("text", "review", 1)
     rows = list(csv.DictReader(io.StringIO(by_input.output)))
     assert [row["text"] for row in rows] == lines
     assert set(rows[0]) == {"text", "prediction", "p_bad", "p_good"}
+
+
+def test_predict_keeps_all_columns_and_adds_its_own(one, tmp_path):
+    data, out = tmp_path / "new.csv", tmp_path / "out.csv"
+    data.write_text(
+        "id;review;prediction;sum\n7;a great, fine film;old;=1+1\n8;;old;-2\n",
+        encoding="utf-16",
+    )
+    told = must("predict", one, "--file", data, "--out", out).stderr
+    assert "utf-16" in told
+    assert "semicolons" in told
+    rows = list(csv.DictReader(io.StringIO(out.read_text(encoding="utf-8"))))
+    added = ["coulomb_prediction", "p_bad", "p_good"]
+    assert list(rows[0]) == ["id", "review", "prediction", "sum", *added]
+    assert [row["id"] for row in rows] == ["7", "8"]
+    assert rows[0]["prediction"] == "old"
+    assert rows[0]["coulomb_prediction"] == "good"
+    assert [row["sum"] for row in rows] == ["'=1+1", "-2"]
+    lines = must("predict", one, "--file", data).stdout.splitlines()
+    first = json.loads(lines[0])
+    assert first["sum"] == "=1+1"
+    assert set(first["probabilities"]) == {"bad", "good"}
 
 
 def test_predict_refuses_what_it_cannot_read(one, tmp_path):
@@ -167,7 +189,7 @@ def test_runs(trained):
         (["--task", "sst3"], "did you mean 'sst2'"),
         (["DATA"], "Name the columns"),
         (["DATA", "--text", "reveiw", "--label", "sentiment"], "no column 'reveiw'"),
-        (["DATA", "--text", "review", "--label", "id"], "keep at least one row"),
+        (["DATA", "--text", "review", "--label", "id"], "different numbers in 120"),
         (["DATA", "--preset", "paper"], "`preset` has no member"),
         (["DATA", "--attention", "kernel-sofplus"], "did you mean 'kernel-softplus'"),
         (["--task", "sst2", "--label", "x"], "a task has its own"),
@@ -238,7 +260,8 @@ def test_an_installed_encoder_is_used_for_a_file(tmp_path):
     names = ["--text", "review", "--label", "sentiment", "--threads", "1"]
     result = must("train", data, *names, "--tune", "head", "--out", out)
     assert "An encoder is installed, all-MiniLM-L6-v2" in result.output
-    assert "that of a bag of words" in result.output
+    assert "a bag of words" in result.output
+    assert "kept at its temperature" in result.output
     assert "Attention is softmax" in result.output
     told = json.loads(must("predict", out, "a fine film").output)
     assert told["prediction"] == "good"

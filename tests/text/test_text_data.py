@@ -1,5 +1,6 @@
 """Reading, checking and splitting texts."""
 
+import csv
 import json
 
 import pyarrow
@@ -10,7 +11,7 @@ from text_cases import reviews, tagged, write_csv
 from coulomb._support.errors import CoulombError
 from coulomb.text import build_corpus, load_task, preset, read_corpus
 from coulomb.text.data import keep_back, numbered_split
-from coulomb.text.files import read_columns
+from coulomb.text.files import Form, read_columns, read_table
 from coulomb.text.tokens import choose_vocabulary
 
 
@@ -69,11 +70,105 @@ def test_a_header_alone_is_refused(tmp_path):
         read(write_csv(tmp_path / "rows.csv", [], []))
 
 
-def test_text_that_is_not_utf8_names_the_line(tmp_path):
+@pytest.mark.parametrize(
+    ("encoding", "told"),
+    [
+        ("utf-8", None),
+        ("utf-8-sig", None),
+        ("utf-16", "utf-16"),
+        ("utf-16-le", "utf-16-le"),
+        ("utf-16-be", "utf-16-be"),
+        ("latin-1", "not UTF-8 (byte 0xe9 in line 3)"),
+        ("cp1252", "cp1252"),
+    ],
+)
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_separator_and_encoding_are_found_and_told(encoding, told, separator, tmp_path):
+    """Texts are full of what separates columns elsewhere."""
+    texts, labels = reviews(20)
+    texts[0], texts[1] = "one, two; three | four,,,", "caf\xe9; ol\xe9"
     path = tmp_path / "rows.csv"
+    with path.open("w", newline="", encoding=encoding) as file:
+        rows = csv.writer(file, delimiter=separator)
+        rows.writerows([["review", "sentiment"], *zip(texts, labels, strict=True)])
+    found = read_table(path, ["review", "sentiment"])
+    assert found.columns == {"review": texts, "sentiment": labels}
+    words = " ".join(found.notes)
+    assert ("separated by" in words) == (separator != ",")
+    assert (told or "") in words
+    assert bool(words) == bool(told or separator != ",")
+    named = read(path, sep=separator, encoding=encoding, validation_share=0.2)
+    assert named.classes == ("neg", "pos")
+    assert not any("separated" in note for note in named.notes)
+
+
+def test_one_column_of_texts_with_semicolons_is_one_column(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("review\na; b\nc; d\n")
+    assert read_table(path).columns == {"review": ["a; b", "c; d"]}
+
+
+def test_a_separator_or_encoding_that_is_none_is_refused(tmp_path):
+    path = write_csv(tmp_path / "rows.csv", *reviews(4))
+    with pytest.raises(CoulombError, match="`sep` must be one character"):
+        read(path, sep="::")
+    for name in ("utf-99", "hex"):
+        with pytest.raises(CoulombError, match="`encoding` must be one, such"):
+            read(path, encoding=name)
     path.write_bytes(b"review,sentiment\nfine,pos\ncaf\xe9,neg\n")
     with pytest.raises(CoulombError, match=r"not UTF-8: byte 0xe9 in line 3"):
+        read(path, encoding="utf-8")
+    assert read_table(path, form=Form("tab")).columns == {
+        "review,sentiment": ["fine,pos", "caf\xe9,neg"]
+    }
+
+
+def test_columns_of_one_name_are_refused(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("review,review,sentiment\na,b,pos\nc,d,neg\n")
+    with pytest.raises(CoulombError, match="2 columns named 'review'"):
         read(path)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_rows_without_text_or_label_are_dropped_or_refused(suffix, tmp_path):
+    texts, labels = reviews(20)
+    texts[2], texts[5], labels[5], labels[7] = "", "  ", "", ""
+    path = tmp_path / f"rows.{suffix}"
+    if suffix == "csv":
+        write_csv(path, texts, labels)
+    else:
+        labels[7] = None
+        rows = zip(texts, labels, strict=True)
+        lines = (json.dumps({"review": a, "sentiment": b}) for a, b in rows)
+        path.write_text("\n".join(lines))
+    corpus = read(path, validation_share=0.2)
+    assert sum(map(len, corpus.splits.values())) == 17
+    told = f"rows.{suffix}: 3 of 20 rows lack a text (2) or a label (2); these are"
+    assert corpus.notes[0].startswith(told)
+    with pytest.raises(CoulombError, match="the first is row 3"):
+        read(path, strict=True)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_quantity_is_no_class(whole):
+    numbers = [n if whole else n / 8 for n in range(60)]
+    texts = [f"text {n}" for n in range(180)]
+    with pytest.raises(CoulombError, match="60 different numbers in 180 rows"):
+        build_corpus("x", (texts, [str(n) for n in numbers * 3]))
+    with pytest.raises(CoulombError, match="60 different values in 60 rows"):
+        build_corpus("x", (texts[:60], [f"row {n}" for n in numbers]))
+    # Stars, and ages in a table that has enough of each.
+    assert build_corpus("x", (texts, [n % 5 for n in range(180)])).classes
+    if whole:
+        assert build_corpus("x", (texts * 4, numbers * 12)).classes
+
+
+def test_a_class_of_one_row_is_noted():
+    texts, labels = reviews(20)
+    labels[3] = "odd"
+    corpus = build_corpus("x", (texts, labels))
+    assert any("1 of 3 classes occur once, such as 'odd'" in x for x in corpus.notes)
 
 
 def test_rows_of_another_length_name_the_line(tmp_path):

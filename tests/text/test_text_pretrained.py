@@ -228,8 +228,10 @@ def test_a_run_is_learned_resumed_loaded_and_exported(
     assert whole.metrics["metrics"]["accuracy"] > least
     seen = whole.metrics["validation"]
     assert seen["rows"] == 32
-    assert 0 <= seen["bag_of_words"] <= 1
-    assert whole.metrics["calibration"]["temperature"] > 0
+    assert seen["calibrated"]
+    for one in (seen["model"], seen["bag_of_words"]):
+        assert 0 <= one["accuracy"] <= 1
+        assert one["log_loss_at_temperature"] <= one["log_loss"] + 1e-9
 
     half = tmp_path / "half"
     shutil.copytree(tmp_path / "whole", half)
@@ -371,7 +373,7 @@ def test_pairs_tags_and_many_classes(bert, tmp_path):
     for tune in ("all", "head"):
         trained = begun(tmp_path / tune, corpus, encoder=bert, tune=tune, epochs=12)
         assert trained.metrics["metrics"]["entity_f1"] > (0.8 if tune == "all" else 0.3)
-        assert "calibration" not in trained.metrics
+        assert "validation" not in trained.metrics
         assert len(Predictor.load(tmp_path / tune).tag([["Ada", "film"]])[0]) == 2
 
 

@@ -4,7 +4,7 @@ import csv
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import Field
 from functools import wraps
 from itertools import islice
@@ -23,17 +23,25 @@ if TYPE_CHECKING:
     from coulomb.attention import Diagnosis
     from coulomb.attention.align.starts import ChoiceTest, MatchTest
     from coulomb.text.data import Corpus
+    from coulomb.text.files import Form
     from coulomb.text.predictor import Predictor
 
 
 _RUNS = Path("runs")
 _PANELS = {"model": "Model", "tokens": "Tokens", "align": "Phase A", "train": "Phase B"}
 _AT_ONCE = 4096  # texts that are predicted together
+Row = tuple[Any, dict[str, Any]]  # a text to predict, and what is kept beside it
 
 
 Run = Annotated[Path, Argument(help="Folder of a finished run.")]
 Columns = Annotated[
     list[str] | None, Option(help="Column of texts, if not as in training.")
+]
+Sep = Annotated[
+    str | None, Option(help="Separator of columns, or tab [default: found out].")
+]
+Encoding = Annotated[
+    str | None, Option(help="Such as utf-16 or latin-1 [default: found out].")
 ]
 AsJson = Annotated[bool, Option("--json", help="Print JSON, not a table.")]
 
@@ -94,6 +102,9 @@ def train(
     validation: Path | None = Option(None, help="File of validation rows."),
     test: Path | None = Option(None, help="File of test rows."),
     validation_share: float | None = Option(None, help="Share of rows kept back."),
+    sep: Sep = None,
+    encoding: Encoding = None,
+    strict: bool = Option(False, "--strict", help="Refuse rows without text or label."),
     task: str | None = Option(
         None, help="sst2, qqp, rotten_tomatoes, imdb, mrpc, conll2003 or hkcancor."
     ),
@@ -117,9 +128,7 @@ def train(
 
     Reads a file with a header, or a public data set. With `--encoder`, or for a file if
     an encoder is installed, a pretrained encoder is fine-tuned; else one is trained
-    from scratch, in two phases. The folder of the run receives configuration,
-    vocabulary, weights, particles, metrics, history and environment. Interrupted runs
-    go on with `--resume` and end with the same weights.
+    from scratch. Interrupted runs go on with `--resume` and end with the same weights.
 
     **Examples**
 
@@ -128,11 +137,7 @@ def train(
     `coulomb train reviews.csv --text review --label sentiment --encoder bert-folder
     --attention linear`
 
-    `coulomb train few.csv --text review --label sentiment --tune head`
-
     `coulomb train pairs.jsonl --text first --text second --label same`
-
-    `coulomb train --task sst2 --data-dir data --attention kernel-softmaxfeat --seed 1`
 
     `coulomb train --task mrpc --preset paper-supplement --epochs 3`
 
@@ -172,13 +177,15 @@ def train(
     files = {"train": data, "validation": validation, "test": test}
     source = _source(files, text, label, task, data_dir)
     source["validation_share"] = validation_share
-    corpus = load_data(source)
+    form = {"sep": sep, "encoding": encoding}
+    source |= {name: value for name, value in form.items() if value}
+    corpus = load_data(source, strict=strict)
     if not (preset or named):
         kept_out = vocabulary is not None or task is not None
         chosen = find_preset(_usual_preset(corpus, changes, kept_out), changes)
     source["name"] = corpus.name
     for note in corpus.notes:
-        output.say(note, err=True)
+        output.say(f"Note: {note}", err=True)
     words = choose_vocabulary(corpus, chosen, vocabulary, data_dir)
     ranks = Ranks.join()
     place = out
@@ -196,7 +203,7 @@ def train(
             save_every=save_every,
             tensorboard=tensorboard,
         )
-    _print_end(folder, trained.metrics)
+    _print_end(folder, trained.metrics, told=corpus.notes)
 
 
 # Settings that mean the same from scratch and with a pretrained encoder.
@@ -266,26 +273,39 @@ def _need_columns(file: Path | None, text: Sequence[str] | None, label: Any) -> 
         )
 
 
-def _print_end(folder: Path, found: dict[str, Any]) -> None:
+def _print_end(folder: Path, found: dict[str, Any], told: Sequence[str] = ()) -> None:
     output.say(f"Best epoch: {found['best_epoch']}")
     _print_metrics(found["metrics"], found["split"], found["rows"])
-    if "calibration" in found:
-        heat, seen = found["calibration"], found["validation"]
-        output.say(
-            f"Probabilities are calibrated on the validation rows: temperature "
-            f"{heat['temperature']:.3g}, ECE {heat['ece_before']:.3f} -> "
-            f"{heat['ece']:.3f}."
-        )
-        output.say(
-            f"On these {seen['rows']} rows its accuracy is {seen['accuracy']:.4f}, "
-            f"that of a bag of words {seen['bag_of_words']:.4f}."
-        )
-    summary = found["alignment"].get("summary")
-    if summary:
-        output.say(summary)
+    if "validation" in found:
+        _print_beside(found["validation"])
+    alignment = found["alignment"]
+    idle = alignment.get("steps") == 0 and alignment.get("begun") == "drawn"
+    if alignment.get("summary") and not idle:
+        output.say(alignment["summary"])
     for note in found["notes"]:
-        output.say(f"Note: {note}")
+        if note not in told:
+            output.say(f"Note: {note}")
     output.say(f"Run: {folder}")
+
+
+def _print_beside(seen: dict[str, Any]) -> None:
+    """Print a run beside a bag of words on the validation rows, and which is better."""
+    own, bag = seen["model"], seen["bag_of_words"]
+    names = "accuracy log_loss ece temperature"
+    columns = f"{names} log_loss_at_temperature ece_at_temperature".split()
+    rows = [
+        (name, *(f"{one[column]:.4f}" for column in columns))
+        for name, one in (("this run", own), ("a bag of words", bag))
+    ]
+    headers = ("", "accuracy", "log loss", "ECE", "temperature", "log loss", "ECE")
+    title = f"validation, {seen['rows']} texts: as trained, and at the best temperature"
+    output.print_table(title, headers, rows)
+    if seen.get("calibrated"):
+        output.say("The run's probabilities are kept at its temperature.")
+    if bag["accuracy"] >= own["accuracy"]:
+        how = "better" if bag["accuracy"] > own["accuracy"] else "as good"
+        error = f"standard error of the difference {seen['error']:.4f}"
+        output.say(f"The bag of words is {how} on these rows ({error}).")
 
 
 def _print_metrics(metrics: dict[str, Any], split: str, rows: int) -> None:
@@ -311,6 +331,8 @@ def evaluate(
     split: str | None = Option(None, help="Split of the run's own data."),
     text: Columns = None,
     label: str | None = Option(None, help="Column of labels, if not as in training."),
+    sep: Sep = None,
+    encoding: Encoding = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute the metrics of a trained run.
@@ -319,15 +341,13 @@ def evaluate(
 
     **Examples**
 
-    `coulomb evaluate runs/reviews-1`
-
     `coulomb evaluate runs/sst2-1 --split test_labeled --json`
 
     `coulomb evaluate runs/reviews-1 new.csv --label sentiment`
     """
     from coulomb.text import Predictor, load_data
+    from coulomb.text import files as tables
     from coulomb.text.data import numbered_split
-    from coulomb.text.files import read_rows
 
     predictor = Predictor.load(run)
     if data is None:
@@ -342,8 +362,11 @@ def evaluate(
         trained = _columns(predictor)
         names, column = text or trained[0], label or trained[1]
         _need_columns(data, names, column)
-        rows, name = read_rows(data, names, column), data.name
-        part = numbered_split(name, rows, predictor.classes)
+        form, name = tables.Form(sep, encoding), data.name
+        texts, labels, notes = tables.read_rows(data, names, column, form)
+        for note in notes:
+            output.say(f"Note: {note}", err=True)
+        part = numbered_split(name, (texts, labels), predictor.classes)
     found = predictor.score(part)
     if as_json:
         content = {"split": name, "rows": len(part), "metrics": found}
@@ -372,31 +395,45 @@ def predict(
         None, help="CSV, TSV, JSON-lines, Parquet, or .txt with a text a line."
     ),
     text: Columns = None,
-    form: str = Option("jsonl", "--format", help="jsonl or csv."),
+    sep: Sep = None,
+    encoding: Encoding = None,
+    form: str | None = Option(
+        None, "--format", help="jsonl or csv [default: jsonl, or as --out ends]."
+    ),
     out: Path | None = Option(None, help="File to write [default: standard output]."),
 ) -> None:
     """Classify texts, or tag words, with a trained run.
 
     The two texts of a pair are separated by a tab, the words of a text to tag by
-    spaces. Each row of the output has the prediction and the probabilities.
+    spaces. Each row of the output has what the file has, the prediction and the
+    probabilities.
 
     **Examples**
 
     `coulomb predict runs/reviews-1 "a fine film"`
 
-    `coulomb predict runs/reviews-1 --file new.csv --format csv --out predictions.csv`
+    `coulomb predict runs/reviews-1 --file new.csv --out predictions.csv`
 
     `cat lines.txt | coulomb predict runs/reviews-1`
     """
     from coulomb.text import Predictor
+    from coulomb.text import files as tables
 
     output.check_outputs(out)
     if texts and file is not None:
         raise ParameterError("Give texts or `--file`, not both.")
     predictor = Predictor.load(run)
     names = text or _columns(predictor)[0]
-    chunks = read_texts(texts, file, names, predictor.config.kind)
-    write_predictions(predictor, chunks, form, out)
+    if file is not None and file.suffix.lower() != ".txt":
+        rows: Iterable[Row] = _read_file(file, names, tables.Form(sep, encoding))
+    else:
+        lines = texts or output.read_lines(file)
+        kind, n_columns = predictor.config.kind, len(names)
+        parsed = (_parsed(line, n_columns, kind) for line in lines)
+        rows = ((text, {"text": text}) for text in parsed)
+    if form is None:
+        form = "csv" if out is not None and out.suffix.lower() == ".csv" else "jsonl"
+    write_predictions(predictor, rows, form, out)
 
 
 def export(
@@ -453,29 +490,28 @@ def runs(
     output.print_table(str(folder), (*names, metric), cells, words=len(names))
 
 
-def read_texts(
-    given: Sequence[str] | None, file: Path | None, columns: Sequence[str], kind: str
-) -> Iterator[list[Any]]:
-    """Go through the texts to predict, in lists."""
-    from coulomb.text.files import join_columns, read_columns
+def _read_file(file: Path, columns: Sequence[str], form: "Form") -> list[Row]:
+    """Read the texts of a table, each with its whole row."""
+    from coulomb.text.files import check_columns, join_columns, read_table
 
-    if file is not None and file.suffix.lower() != ".txt":
-        if not columns:
-            raise ParameterError(f"Name the column of {file}: `--text COLUMN`.")
-        rows: Iterable[Any] = join_columns(read_columns(file, columns), columns)
-    else:
-        rows = (
-            _parsed(line, len(columns), kind)
-            for line in given or output.read_lines(file)
-        )
-    items = iter(rows)
-    while some := list(islice(items, _AT_ONCE)):
-        yield some
+    if not columns:
+        raise ParameterError(f"Name the column of {file}: `--text COLUMN`.")
+    table, notes = read_table(file, form=form)
+    check_columns(str(file), columns, list(table))
+    for note in notes:
+        output.say(f"Note: {note}", err=True)
+    told = {name: ["" if x is None else x for x in table[name]] for name in columns}
+    texts = join_columns(told, columns)
+    rows = zip(*table.values(), strict=True)
+    return [
+        (text, dict(zip(table, row, strict=True)))
+        for text, row in zip(texts, rows, strict=True)
+    ]
 
 
 def _parsed(line: str, n_columns: int, kind: str) -> Any:
     if kind == "token":
-        return tuple(line.split())
+        return line.split()
     if n_columns < 2:
         return line
     parts = line.split("\t")
@@ -487,20 +523,20 @@ def _parsed(line: str, n_columns: int, kind: str) -> Any:
 
 
 def write_predictions(
-    predictor: "Predictor", chunks: Iterable[list[Any]], form: str, out: Path | None
+    predictor: "Predictor", rows: Iterable[Row], form: str, out: Path | None
 ) -> None:
     """Predict and write, to standard output or to a file that is whole or not there."""
     from coulomb._support.archive import write_whole
 
     check_member("format", form, ("csv", "jsonl"))
-    rows = _predictions(predictor, chunks)
-    tagging = predictor.config.kind == "token"
+    found = _predictions(predictor, rows, flat=form == "csv")
 
     def write(file: TextIO) -> None:
         if form == "csv":
-            _write_csv(file, rows, () if tagging else predictor.classes)
-        else:
-            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            _write_csv(file, found)
+            return
+        for row in found:
+            file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
 
     def write_file(path: Path) -> None:
         with path.open("w", encoding="utf-8", newline="") as file:
@@ -513,33 +549,48 @@ def write_predictions(
 
 
 def _predictions(
-    predictor: "Predictor", chunks: Iterable[list[Any]]
+    predictor: "Predictor", rows: Iterable[Row], *, flat: bool
 ) -> Iterator[dict[str, Any]]:
-    """Go through texts with their tags, or with their classes and probabilities."""
-    classes = predictor.classes
-    for texts in chunks:
-        if predictor.config.kind == "token":
-            for words, tags in zip(texts, predictor.tag(texts), strict=True):
-                yield {"text": list(words), "prediction": tags}
-            continue
-        for text, row in zip(texts, predictor.predict_proba(texts), strict=True):
-            chances = dict(zip(map(str, classes), row.tolist(), strict=True))
-            best = classes[row.argmax()]
-            yield {"text": text, "prediction": best, "probabilities": chances}
+    """Go through rows, each with its tags, or with its class and probabilities."""
+    classes, tagging = predictor.classes, predictor.config.kind == "token"
+    items = iter(rows)
+    while some := list(islice(items, _AT_ONCE)):
+        texts = [text for text, _ in some]
+        found = predictor.tag(texts) if tagging else predictor.predict_proba(texts)
+        for (_, kept), one in zip(some, found, strict=True):
+            added: dict[str, Any] = {"prediction": one}
+            if not tagging:
+                chances = dict(zip(map(str, classes), one.tolist(), strict=True))
+                added["prediction"] = classes[one.argmax()]
+                if flat:
+                    added |= {f"p_{n}": f"{p:.6f}" for n, p in chances.items()}
+                else:
+                    added["probabilities"] = chances
+            yield kept | {_new_name(name, kept): x for name, x in added.items()}
 
 
-def _write_csv(file: TextIO, rows: Iterable[Any], classes: Sequence[Any]) -> None:
+def _new_name(name: str, taken: Container[str]) -> str:
+    """Name a column that is added, without a loss of one that is there."""
+    while name in taken:
+        name = f"coulomb_{name}"
+    return name
+
+
+def _write_csv(file: TextIO, rows: Iterable[dict[str, Any]]) -> None:
     from coulomb._support.archive import harmless
 
+    def cell(value: Any) -> str:
+        if isinstance(value, tuple):  # the texts of a pair
+            value = "\t".join(value)
+        elif isinstance(value, list):
+            value = " ".join(map(str, value))
+        return harmless("" if value is None else str(value))
+
     table = csv.writer(file, lineterminator="\n")
-    table.writerow(["text", "prediction", *(f"p_{label}" for label in classes)])
-    joint = "\t" if classes else " "  # of the texts of a pair, or of words to tag
-    for row in rows:
-        text, best = row["text"], row["prediction"]
-        text = text if isinstance(text, str) else joint.join(text)
-        best = " ".join(map(str, best)) if isinstance(best, list) else str(best)
-        chances = row.get("probabilities", {}).values()
-        table.writerow([harmless(text), harmless(best), *map("{:.6f}".format, chances)])
+    for number, row in enumerate(rows):
+        if not number:
+            table.writerow(map(harmless, row))
+        table.writerow(map(cell, row.values()))
 
 
 def diagnose(

@@ -3,8 +3,9 @@
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from coulomb._support.checks import check_labels, check_member, check_real
 from coulomb._support.errors import ParameterError, ParameterTypeError, shown
-from coulomb.text.files import read_rows
+from coulomb.text.files import Form, read_rows
 
 Text = str | tuple[str, ...]
 Rows = tuple[Sequence[Any], Sequence[Any]]
@@ -173,6 +174,13 @@ def build_corpus(
         empty = sum(not any(map(str.strip, parts_of(text))) for text in split.texts)
         if empty:
             notes += (f"{empty} of {len(split)} texts of {part!r} are empty; kept.",)
+    if kind == "sequence":
+        counts = Counter(given["train"][1])
+        if alone := [label for label in classes if counts[label] == 1]:
+            notes += (
+                f"{len(alone)} of {len(classes)} classes occur once, such as "
+                f"{alone[0]!r}: too rare to be learned and checked.",
+            )
     if "validation" not in splits:
         splits |= keep_back(splits["train"], kind, validation_share, seed)
         notes += (f"Validation is {validation_share:g} of the training rows.",)
@@ -191,6 +199,9 @@ def read_corpus(
     test: str | Path | None = None,
     validation_share: float = 0.1,
     seed: int = 0,
+    sep: str | None = None,
+    encoding: str | None = None,
+    strict: bool = False,
 ) -> Corpus:
     """Read a corpus from CSV, TSV, JSON-lines or Parquet files.
 
@@ -207,25 +218,31 @@ def read_corpus(
         Files with the same columns.
     validation_share, seed
         As in `build_corpus`.
+    sep, encoding
+        What separates columns, and the encoding, of all files; None finds them out.
+    strict
+        Refuse rows without a text or a label, which are dropped otherwise.
 
     Returns
     -------
     Corpus
-        Named after the file.
+        Named after the file; its notes say what was found out and dropped.
     """
     if not 1 <= len(text) <= 2:
         raise ParameterError(
             f"`text` must name one column, or two for pairs; got {len(text)}."
         )
-
-    others = {"validation": validation, "test": test}
-    return build_corpus(
-        Path(train).stem,
-        read_rows(Path(train), text, label),
-        validation_share=validation_share,
-        seed=seed,
-        **{name: read_rows(Path(x), text, label) for name, x in others.items() if x},
+    notes: tuple[str, ...] = ()
+    parts: dict[str, Any] = {}
+    for part, path in (("train", train), ("validation", validation), ("test", test)):
+        if path:
+            form = Form(sep, encoding)
+            *parts[part], told = read_rows(Path(path), text, label, form, strict=strict)
+            notes += told
+    found = build_corpus(
+        Path(train).stem, **parts, validation_share=validation_share, seed=seed
     )
+    return replace(found, notes=notes + found.notes)
 
 
 def numbered_split(name: str, rows: Rows, classes: tuple[Any, ...]) -> Split:
@@ -374,6 +391,8 @@ def find_classes(labels: Sequence[Any], kind: str) -> tuple[Any, ...]:
     # Of one type they have an order; mixed ones are sorted by what they look like.
     one_type = len({type(label) for label in found}) == 1
     classes = sorted(found) if one_type else sorted(found, key=str)
+    if kind == "sequence":
+        _check_few(classes, len(every))
     if len(classes) < 2:
         raise ParameterError(
             f"`label` must have at least two classes; got only {classes[0]!r}. A "
@@ -382,6 +401,27 @@ def find_classes(labels: Sequence[Any], kind: str) -> tuple[Any, ...]:
             else "`label` must have at least two classes; got no labels."
         )
     return tuple(classes)
+
+
+_FEW, _ROWS_OF_A_VALUE = 20, 10  # more values with fewer rows each measure something
+
+
+def _check_few(classes: Sequence[Any], n_rows: int) -> None:
+    """Refuse a quantity, or the names of rows, in place of classes."""
+    try:
+        whole = all(float(label).is_integer() for label in classes)
+        kind, few = "numbers", _ROWS_OF_A_VALUE if whole else math.inf
+        advice = (
+            "A classifier needs classes: cut the numbers into ranges, such as below "
+            "and above the median, or fit CoulombRegressor to a table."
+        )
+    except (TypeError, ValueError):
+        kind, few, advice = "values", 2, "Is it the right column?"
+    if len(classes) > _FEW and n_rows < few * len(classes):
+        raise ParameterError(
+            f"`label` has {len(classes):,} different {kind} in {n_rows:,} rows, such "
+            f"as {classes[0]!r} and {classes[-1]!r}. {advice}"
+        )
 
 
 def number_labels(

@@ -370,9 +370,6 @@ def bag_of_words_baseline(
     >>> bag_of_words_baseline(build_corpus("tiny", rows))["accuracy"]
     1.0
     """
-    from sklearn.feature_extraction.text import CountVectorizer
-    from sklearn.linear_model import LogisticRegression
-
     check_member("kind", kind, KINDS)
     if corpus.kind != "sequence":
         raise ParameterError("`corpus` must have one label per text; got tags.")
@@ -381,8 +378,42 @@ def bag_of_words_baseline(
             "`kind` must be 'unigrams' with more than two classes; got 'nb-bigrams' "
             f"and {len(corpus.classes)} classes."
         )
-    train = corpus.split("train")
-    scored = corpus.split(split or corpus.reported_on)
+    part = split or corpus.reported_on
+    labels = np.asarray(corpus.split(part).labels)
+    return classification_metrics(labels, _by_bag_of_words(corpus, kind, part))
+
+
+def beside_bag_of_words(corpus: Corpus, scores: Tensor) -> dict[str, Any]:
+    """Judge log-probabilities of the validation rows, and a bag of words there."""
+    labels = torch.tensor(list(corpus.split("validation").labels or ()))
+    bag = torch.from_numpy(_by_bag_of_words(corpus, "unigrams", "validation"))
+    # A class that the training rows lack has the probability zero.
+    own, plain = scores.double(), bag.clamp(min=1e-12).log()
+    right, plainly = ((x.argmax(dim=-1) == labels).double() for x in (own, plain))
+    found = {"model": own, "bag_of_words": plain}
+    judged = {name: _judged(x, labels) for name, x in found.items()}
+    # The standard error of the difference of accuracies: the rows are the same.
+    spread = float((right - plainly).std(correction=0)) / math.sqrt(len(labels))
+    return {"rows": len(labels), **judged, "error": spread}
+
+
+def _judged(scores: Tensor, labels: Tensor) -> dict[str, float]:
+    temperature = fit_temperature(scores, labels)
+    found = {"temperature": temperature}
+    found["accuracy"] = float((scores.argmax(dim=-1) == labels).double().mean())
+    for after, heat in (("", 1.0), ("_at_temperature", temperature)):
+        cooled = (scores / heat).log_softmax(dim=-1)
+        found[f"log_loss{after}"] = float(nn.functional.nll_loss(cooled, labels))
+        found[f"ece{after}"] = expected_calibration_error(labels, cooled.exp())
+    return found
+
+
+def _by_bag_of_words(corpus: Corpus, kind: str, split: str) -> Numbers:
+    """Give the probabilities of a split by logistic regression on word counts."""
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.linear_model import LogisticRegression
+
+    train, scored = corpus.split("train"), corpus.split(split)
     words = CountVectorizer(
         binary=True,
         token_pattern=r"\S+",
@@ -399,7 +430,7 @@ def bag_of_words_baseline(
     model = LogisticRegression(max_iter=2000, solver=solver).fit(X, y)
     probabilities = np.zeros((len(scored), len(corpus.classes)))
     probabilities[:, model.classes_] = model.predict_proba(new)
-    return classification_metrics(np.asarray(scored.labels), probabilities)
+    return probabilities
 
 
 def _log_odds(X: Any, y: Any) -> Any:

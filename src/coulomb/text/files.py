@@ -1,41 +1,128 @@
 """Columns of CSV, TSV, JSON-lines and Parquet files, with errors that say the line."""
 
+import codecs
 import csv
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from coulomb._support.archive import check_file, parse_json
 from coulomb._support.errors import FileFormatError, ParameterError
 
 _LONGEST_FIELD = 2**31 - 1  # the csv module stops at 131,072 characters otherwise
+_UTF8 = "utf-8-sig"  # with or without a mark of the byte order
+_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+_LOOKED_AT = 200  # rows that tell the separator
 
 
-def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
-    """Read some columns of a table."""
-    path = Path(path)
+class Form(NamedTuple):
+    """How a file of text is written; None is found out."""
+
+    separator: str | None = None
+    encoding: str | None = None
+
+    def checked(self) -> "Form":
+        """Refuse what cannot separate columns, or is no encoding."""
+        mark, encoding = self
+        mark = "\t" if mark in ("tab", r"\t") else mark
+        if mark is not None and (len(mark) != 1 or mark in '"\r\n '):
+            raise ParameterError(f"`sep` must be one character, or tab; got {mark!r}.")
+        try:
+            "".encode(encoding or _UTF8)
+        except LookupError as error:
+            raise ParameterError(
+                f"`encoding` must be one, such as utf-16 or latin-1; got {encoding!r}."
+            ) from error
+        return Form(mark, encoding)
+
+
+FOUND_OUT = Form()
+
+
+class Table(NamedTuple):
+    """Columns of a file, and what was found out of it."""
+
+    columns: dict[str, list[Any]]
+    notes: tuple[str, ...] = ()
+
+
+def read_table(
+    path: Path, names: Sequence[str] | None = None, form: Form = FOUND_OUT
+) -> Table:
+    """Read some columns of a table, or all."""
+    path, form = Path(path), form.checked()
     suffix = path.suffix.lower()
     if suffix not in _READERS:
         raise ParameterError(
             f"`data` must end in {', '.join(_READERS)}; got {path.name!r}."
         )
     check_file(path)
+    encoding, notes = form.encoding or _UTF8, []
+    if suffix != ".parquet" and form.encoding is None:
+        encoding, why = _find_encoding(path, fallback=suffix in _USUAL)
+        notes += [f"is read as {encoding}{why}"] if encoding != _UTF8 else []
+    form = Form(form.separator, encoding)
+    if suffix in _USUAL and form.separator is None:
+        mark = _find_separator(path, encoding, _USUAL[suffix])
+        form = Form(mark, encoding)
+        if mark != _USUAL[suffix]:
+            notes.append(f"has its columns separated by {_SEPARATORS[mark]}")
     try:
-        columns = _READERS[suffix](path, names)
-    except UnicodeDecodeError as error:
-        raise _not_utf8(path, error) from error
-    if not columns[names[0]]:
+        columns = _READERS[suffix](path, names, form)
+    except UnicodeError as error:
+        place = _first_odd_byte(path, encoding) or error
+        raise FileFormatError(
+            f"{path} is not {encoding.removesuffix('-sig').upper()}: {place}. Name its "
+            "encoding with `--encoding`, or save it as UTF-8."
+        ) from error
+    if not next(iter(columns.values()), ()):
         raise FileFormatError(f"{path} has no rows; give a file with some.")
-    return columns
+    return Table(columns, (f"{path.name} {' and '.join(notes)}.",) if notes else ())
 
 
-def read_rows(path: Path, text: Sequence[str], label: str) -> tuple[Any, list[Any]]:
-    """Read texts, or pairs, and their labels."""
-    columns = read_columns(path, [*text, label])
-    return join_columns(columns, text), columns[label]
+def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
+    """Read some columns of a table whose form is found out."""
+    return read_table(path, names).columns
+
+
+def read_rows(
+    path: Path,
+    text: Sequence[str],
+    label: str,
+    form: Form = FOUND_OUT,
+    *,
+    strict: bool = False,
+) -> tuple[Any, list[Any], tuple[str, ...]]:
+    """Read texts, or pairs, their labels and notes; rows without either are dropped."""
+    columns, notes = read_table(path, [*text, label], form)
+    labels = columns[label]
+    lacking = {n: {i for i, x in enumerate(columns[n]) if _missing(x)} for n in columns}
+    unread, unnamed = set().union(*(lacking[n] for n in text)), lacking[label]
+    if gone := unread | unnamed:
+        told = (
+            f"{path.name}: {len(gone)} of {len(labels)} rows lack a text "
+            f"({len(unread)}) or a label ({len(unnamed)})"
+        )
+        if strict or len(gone) == len(labels):
+            raise FileFormatError(
+                f"{told}; the first is row {min(gone) + 1}. Fill them in"
+                f"{', or drop `--strict`' if len(gone) < len(labels) else ''}."
+            )
+        notes += (f"{told}; these are dropped.",)
+        kept = [row for row in range(len(labels)) if row not in gone]
+        columns = {name: [x[row] for row in kept] for name, x in columns.items()}
+    return join_columns(columns, text), columns[label], notes
+
+
+def _missing(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isnan(value)
+    empty = not value.strip() if isinstance(value, str) else value in ([], ())
+    return value is None or empty
 
 
 def join_columns(table: Mapping[str, Any], names: Sequence[str]) -> Any:
@@ -50,19 +137,67 @@ def join_columns(table: Mapping[str, Any], names: Sequence[str]) -> Any:
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
 
-def _separated(
-    path: Path, names: Sequence[str], delimiter: str
-) -> dict[str, list[Any]]:
+def _find_encoding(path: Path, *, fallback: bool) -> tuple[str, str]:
+    """Find how characters are written, and say why it is not UTF-8."""
+    with path.open("rb") as file:
+        start = file.read(4096)
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16", ""
+    # Every other byte of European text in UTF-16 is zero.
+    for name, zeros in (("utf-16-le", start[1::2]), ("utf-16-be", start[::2])):
+        if zeros.count(0) > len(start) / 4 > 0:
+            return name, ""
+    odd = _first_odd_byte(path, _UTF8)
+    if not odd or not fallback or b"\0" in start:
+        return _UTF8, ""
+    # Windows has letters and quotation marks where Latin-1 has control characters.
+    name = "latin-1" if _first_odd_byte(path, "cp1252") else "cp1252"
+    return name, f", Windows' Latin-1, since it is not UTF-8 ({odd})"
+
+
+def _first_odd_byte(path: Path, encoding: str) -> str:
+    """Say which byte is not of an encoding; readers decode in blocks, this does not."""
+    data = path.read_bytes()
+    try:
+        data.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        return f"byte 0x{error.object[error.start]:02x} in line {line}"
+    return ""
+
+
+def _find_separator(path: Path, encoding: str, usual: str) -> str:
+    """Find what gives most rows as many columns as the header has."""
+    # The csv module's own guess counts characters, and texts are full of commas.
+    found: dict[str, tuple[float, int]] = {}
     with (
         _long_fields(),
-        path.open(encoding="utf-8-sig", newline="", errors="strict") as file,
+        path.open(encoding=encoding, newline="", errors="replace") as file,
     ):
+        for mark in dict.fromkeys((usual, *_SEPARATORS)):
+            file.seek(0)
+            rows = csv.reader(file, delimiter=mark)
+            try:
+                width = len(next(rows, ()))
+                if width > 1:
+                    sizes = [len(row) for row in islice(rows, _LOOKED_AT) if row]
+                    found[mark] = sizes.count(width) / max(1, len(sizes)), width
+            except csv.Error:
+                continue
+    return max(found, key=lambda mark: found[mark], default=usual)
+
+
+def _separated(
+    path: Path, names: Sequence[str] | None, form: Form
+) -> dict[str, list[Any]]:
+    delimiter = form.separator or ","
+    with _long_fields(), path.open(encoding=form.encoding, newline="") as file:
         rows = csv.reader(file, delimiter=delimiter)
         try:
             header = next(rows, None)
             if header is None:
                 raise FileFormatError(f"{path} is empty; give a file with a header.")
-            _check_columns(str(path), names, header)
+            names = check_columns(str(path), names, header)
             places = [header.index(name) for name in names]
             values: list[list[Any]] = [[] for _ in names]
             for row in rows:
@@ -83,9 +218,10 @@ def _separated(
     return dict(zip(names, values, strict=True))
 
 
-def _jsonl(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
-    values: dict[str, list[Any]] = {name: [] for name in names}
-    with path.open(encoding="utf-8-sig") as file:
+def _jsonl(path: Path, names: Sequence[str] | None, form: Form) -> dict[str, list[Any]]:
+    found: dict[str, None] = {}
+    rows = []
+    with path.open(encoding=form.encoding) as file:
         for number, line in enumerate(file, start=1):
             place = f"{path}, line {number}"
             if not line.strip():
@@ -96,33 +232,28 @@ def _jsonl(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
                     f"{place}: not a JSON object; got {type(row).__name__}. Write one "
                     "object per line."
                 )
-            _check_columns(place, names, list(row))
-            for name in names:
-                values[name].append(row[name])
-    return values
+            found |= dict.fromkeys(check_columns(place, names, list(row)))
+            rows.append(row)
+    return {name: [row.get(name) for row in rows] for name in found}
 
 
-def _parquet(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
+def _parquet(path: Path, names: Sequence[str] | None, _: Form) -> dict[str, list[Any]]:
     import pyarrow
     import pyarrow.parquet
 
     try:
         header = pyarrow.parquet.read_schema(path).names
-        _check_columns(str(path), names, header)
+        names = check_columns(str(path), names, header)
         table = pyarrow.parquet.read_table(path, columns=list(dict.fromkeys(names)))
         return {name: table.column(name).to_pylist() for name in names}
     except (pyarrow.ArrowException, KeyError, OSError, ValueError) as error:
         raise FileFormatError(f"{path} is not a Parquet file: {error}.") from error
 
 
-_READERS: dict[str, Callable[[Path, Sequence[str]], dict[str, list[Any]]]] = {
-    ".csv": partial(_separated, delimiter=","),
-    ".tsv": partial(_separated, delimiter="\t"),
-    ".tab": partial(_separated, delimiter="\t"),
-    ".jsonl": _jsonl,
-    ".ndjson": _jsonl,
-    ".parquet": _parquet,
-}
+_USUAL = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+_Reader = Callable[[Path, Sequence[str] | None, Form], dict[str, list[Any]]]
+_READERS: dict[str, _Reader] = dict.fromkeys(_USUAL, _separated)
+_READERS |= {".jsonl": _jsonl, ".ndjson": _jsonl, ".parquet": _parquet}
 
 
 @contextmanager
@@ -134,8 +265,17 @@ def _long_fields() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _check_columns(place: str, names: Sequence[str], header: Sequence[str]) -> None:
-    for name in names:
+def check_columns(
+    place: str, names: Sequence[str] | None, header: Sequence[str]
+) -> Sequence[str]:
+    """Give the columns to read, all of them if none are named."""
+    twice = [name for name in header if header.count(name) > 1]
+    if twice:
+        raise FileFormatError(
+            f"{place} has {header.count(twice[0])} columns named {twice[0]!r}. Rename "
+            "all but one."
+        )
+    for name in names or ():
         if name not in header:
             near = get_close_matches(name, header, n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]!r}?" if near else "."
@@ -143,17 +283,4 @@ def _check_columns(place: str, names: Sequence[str], header: Sequence[str]) -> N
                 f"{place} has no column {name!r}{hint} It has: {', '.join(header)}. "
                 "Name columns with --text and --label."
             )
-
-
-def _not_utf8(path: Path, error: UnicodeDecodeError) -> FileFormatError:
-    # The reader decodes in blocks: look for the place in the whole file.
-    data = path.read_bytes()
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError as found:
-        error = found
-    line = data.count(b"\n", 0, error.start) + 1
-    return FileFormatError(
-        f"{path} is not UTF-8: byte 0x{data[error.start]:02x} in line {line}. Save it "
-        "as UTF-8, for example with `iconv -f latin1 -t utf-8`."
-    )
+    return names or header

@@ -347,26 +347,12 @@ def complete(
         full.head = head
     if corpus.kind == "token":
         return full, {}
-    labels = torch.tensor(list(corpus.split("validation").labels or ()))
     scores = evaluate.log_probabilities(setup.trimmed(full), setup.rows["validation"])
-    temperature = evaluate.fit_temperature(scores, labels)
+    found = evaluate.beside_bag_of_words(corpus, scores)
     with torch.no_grad():
         for parameter in full.head.parameters():
-            parameter.div_(temperature)
-    calm = (scores / temperature).softmax(dim=-1)
-    plain = evaluate.bag_of_words_baseline(corpus, split="validation")
-    return full, {
-        "calibration": {
-            "temperature": temperature,
-            "ece_before": evaluate.expected_calibration_error(labels, scores.exp()),
-            "ece": evaluate.expected_calibration_error(labels, calm),
-        },
-        "validation": {
-            "rows": len(labels),
-            "accuracy": float((scores.argmax(dim=-1) == labels).double().mean()),
-            "bag_of_words": plain["accuracy"],
-        },
-    }
+            parameter.div_(found["model"]["temperature"])
+    return full, {"validation": found | {"calibrated": True}}
 
 
 STATES = "states.npy"

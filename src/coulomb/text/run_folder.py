@@ -179,7 +179,8 @@ def read_config(folder: Path) -> Config:
     return Config(settings, kind, tuple(classes), values["data"], values["fingerprint"])
 
 
-_SOURCE: dict[str, Any] = dict.fromkeys(("name", "task", "label"), str | None)
+_WORDS = ("name", "task", "label", "sep", "encoding")
+_SOURCE: dict[str, Any] = dict.fromkeys(_WORDS, str | None)
 _SOURCE |= {"text": list | None, "validation_share": int | float | None}
 
 

@@ -46,7 +46,7 @@ def _read_tasks() -> dict[str, Task]:
 
 
 TASKS = _read_tasks()
-_FILE_KEYS = ("train", "validation", "test", "text", "label")
+_FILE_KEYS = ("train", "validation", "test", "text", "label", "sep", "encoding")
 # Splits by the names they have in files; "test_labeled" is not GLUE's.
 _SPLITS = ("train", "validation", "test", "test_labeled")
 
@@ -203,21 +203,31 @@ def _from_hub(name: str, task: Task) -> dict[str, Split]:
     }
 
 
-def load_data(data: Mapping[str, Any]) -> Corpus:
+def load_data(data: Mapping[str, Any], *, strict: bool = False) -> Corpus:
     """Load the corpus that a run's configuration describes.
 
     Parameters
     ----------
     data
         "task", with "data_dir", or "train", "validation", "test", "text" and "label";
-        and "validation_share".
+        "validation_share", "sep" and "encoding".
+    strict
+        Refuse rows of files without a text or a label.
 
     Returns
     -------
     Corpus
         The same for the same files.
     """
-    keys = {"name", "pairs", "task", "data_dir", *_FILE_KEYS, "validation_share"}
+    keys = {
+        "name",
+        "pairs",
+        "task",
+        "data_dir",
+        *_FILE_KEYS,
+        "validation_share",
+        "strict",
+    }
     odd = set(data) - keys
     if odd:
         raise ParameterError(
@@ -234,4 +244,5 @@ def load_data(data: Mapping[str, Any]) -> Corpus:
             "in Python as `corpus`, or name a file."
         )
     options: dict[str, Any] = {name: data.get(name) for name in _FILE_KEYS}
-    return read_corpus(**options, validation_share=_SHARE if share is None else share)
+    share = _SHARE if share is None else share
+    return read_corpus(**options, validation_share=share, strict=strict)

@@ -34,7 +34,13 @@ from coulomb.dynamics.loop import load_run
 from coulomb.text import run_folder
 from coulomb.text.align import run_phase_a
 from coulomb.text.data import Corpus
-from coulomb.text.evaluate import judged_by, logits_of, score_split
+from coulomb.text.evaluate import (
+    beside_bag_of_words,
+    judged_by,
+    log_probabilities,
+    logits_of,
+    score_split,
+)
 from coulomb.text.pretrained import LAYERS, PretrainedEncoder, complete, fit_head
 from coulomb.text.run_folder import CHECKPOINT, Checkpoint, Store, check_tensors
 from coulomb.text.settings import TextSettings, TrainSettings, find_variant
@@ -579,6 +585,9 @@ class Trainer:
             whole, facts = complete(whole, setup, self.store.folder)
             weights = {name: x.clone() for name, x in whole.state_dict().items()}
         self.model = setup.trimmed(whole)
+        if not facts and self.store.folder is not None and corpus.kind == "sequence":
+            scores = log_probabilities(self.model, setup.rows["validation"])
+            facts = {"validation": beside_bag_of_words(corpus, scores)}
         found = self._score(corpus.reported_on)
         alignment = self.now.alignment or {}
         metrics = {
