@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from coulomb._support.stats import Difference
+from coulomb.experiments.base import Settings, experiments
 from coulomb.experiments.claims import (
     SMOKE,
     Verdict,
@@ -17,10 +18,11 @@ from coulomb.experiments.claims import (
     judge_claims,
     words,
 )
-from coulomb.experiments.paper import TASKS, kernel_minus_vanilla, paper_table
+from coulomb.experiments.paper import MAPS, TASKS, kernel_minus_vanilla, paper_table
 from coulomb.experiments.records import Record, job_key, load_experiments
 from coulomb.experiments.summary import experiment_tables, table_text
 from coulomb.experiments.synthetic import synthetic_job
+from coulomb.text.settings import PAPER_ROWS
 
 
 def record(experiment, job, control=None, split="test", **metrics):
@@ -148,18 +150,26 @@ def test_orders_of_exponents():
     assert verdict(2.0, 1.5, 2.0).verdict is Verdict.OPEN
 
 
-def budget_records(few, many, scatter=0.002):
+def budget_records(learned, fixed=(), scatter=0.002):
+    """Accuracies of learned and of fixed features with 16, 64 and 256 of them."""
     rng = np.random.default_rng(3)
-    row = {"method": "langevin", "constants": "paper", "strength": 0.5}
+    rows = {"langevin": learned, "fixed": fixed}
     return {
         "budget": [
             record(
                 "budget",
-                synthetic_job(row, trial=trial, noise=1.0, n_components=size),
+                synthetic_job(
+                    {"method": method, "constants": "paper"}
+                    | ({"strength": 0.5} if method == "langevin" else {}),
+                    trial=trial,
+                    noise=1.0,
+                    n_components=size,
+                ),
                 expected_accuracy=accuracy + scatter * rng.normal(),
             )
             for trial in range(6)
-            for size, accuracy in ((64, few), (256, many))
+            for method, accuracies in rows.items()
+            for size, accuracy in zip((16, 64, 256), accuracies, strict=False)
         ]
     }
 
@@ -173,8 +183,45 @@ def budget_records(few, many, scatter=0.002):
     ],
 )
 def test_the_share_that_64_features_retain(few, scatter, verdict):
-    found = findings(budget_records(few, 0.7, scatter), "retains-90-percent")["paper"]
-    assert found.verdict == verdict
+    evidence = budget_records((0.5, few, 0.7), scatter=scatter)
+    assert findings(evidence, "retains-90-percent")["paper"].verdict == verdict
+
+
+@pytest.mark.parametrize(
+    "learned, fixed, scatter, widens, degrades",
+    [
+        ((0.6, 0.69, 0.7), (0.6, 0.6, 0.65), 0.002, "holds", "holds"),
+        ((0.6, 0.6, 0.65), (0.6, 0.69, 0.7), 0.002, "does not hold", "does not hold"),
+        ((0.6, 0.6, 0.6), (0.6, 0.6, 0.6), 0.1, "inconclusive", "inconclusive"),
+    ],
+)
+def test_gaps_between_budgets(learned, fixed, scatter, widens, degrades):
+    evidence = budget_records(learned, fixed, scatter)
+    assert findings(evidence, "gap-widens")["paper"].verdict == widens
+    assert findings(evidence, "fixed-degrades-more")["paper"].verdict == degrades
+
+
+@pytest.mark.parametrize(
+    "tuned, wrong, best, loses",
+    [(0.7, 0.6, "holds", "holds"), (0.6, 0.65, "does not hold", "does not hold")],
+)
+def test_bandwidths_of_the_machine(tuned, wrong, best, loses):
+    rng = np.random.default_rng(6)
+    rows = [
+        ({"method": "svm", "gamma": gamma}, tuned if gamma == 0.5 else wrong)
+        for gamma in (0.01, 0.5, 100.0)
+    ]
+    records = [
+        record(
+            "noise",
+            synthetic_job(row | {"constants": "paper"}, trial=trial, noise=1.0),
+            expected_accuracy=accuracy + 1e-3 * rng.normal(),
+        )
+        for trial in range(6)
+        for row, accuracy in [*rows, ({"method": "fixed"}, 0.65)]
+    ]
+    assert findings({"noise": records}, "tuned-svm-best")["paper"].verdict == best
+    assert findings({"noise": records}, "misspecified-svm")["paper"].verdict == loses
 
 
 def test_without_records_nothing_is_tested():
@@ -231,16 +278,15 @@ def test_numbers_of_sentences_are_those_of_the_tables(task):
         assert set(re.findall(r"-?0\.\d{4}", quote)) <= printed, quote
 
 
-def text_records(better, task="rotten_tomatoes"):
+def text_records(better, others=("softmax",), task="rotten_tomatoes"):
     rng = np.random.default_rng(1)
     records = []
     for seed in range(5):
         base = 0.77 + 0.01 * rng.normal()
-        for method, accuracy in {
-            "vanilla-softmaxfeat": base,
-            "kernel-softmaxfeat": base + better,
-            "softmax": base - 0.02,
-        }.items():
+        for method, accuracy in (
+            dict.fromkeys(others, base - 0.02)
+            | {"vanilla-softmaxfeat": base, "kernel-softmaxfeat": base + better}
+        ).items():
             job = {
                 "task": task, "method": method, "constants": "default",
                 "seed": seed, "trial": seed,
@@ -255,12 +301,18 @@ def text_records(better, task="rotten_tomatoes"):
 
 @pytest.mark.parametrize("better, verdict", [(0.02, "holds"), (-0.02, "does not hold")])
 def test_text_rows_are_compared_by_seed(better, verdict):
-    evidence = text_records(better)
+    evidence = text_records(better, PAPER_ROWS)
     gain = findings(evidence, "kernel-softmaxfeat-accuracy-rotten-tomatoes")
     assert gain["default"].verdict == verdict
     best = findings(evidence, "best-accuracy-rotten-tomatoes")["default"]
     assert best.verdict == verdict
     assert "vanilla-softmaxfeat" in best.ours
+    assert best.note == "Against the best other row."
+    # Of three rows none is the best of all, but one may not be.
+    evidence = text_records(better)
+    best = findings(evidence, "best-accuracy-rotten-tomatoes")["default"]
+    assert best.verdict == {"holds": "inconclusive"}.get(verdict, verdict)
+    assert "15 of 18 rows were not run" in best.note
     average = findings(evidence, "kernel-helps-rotten_tomatoes")["default"]
     assert average.verdict is Verdict.UNTESTED  # six maps are missing
 
@@ -310,7 +362,8 @@ def map_records(improvements, *, constants="paper", seconds=2.0, blind=0.2):
                 whose = "paper" if method.startswith("vanilla") else constants
                 job = {"task": "rotten_tomatoes", "method": method, "seed": seed}
                 job |= {"constants": whose, "trial": seed}
-                metrics = {"log_loss": loss + 1e-4 * rng.normal()}
+                loss += 1e-4 * rng.normal()
+                metrics = {"log_loss": loss, "accuracy": 1 - loss}
                 made = record("text", job, control, **metrics)
                 records.append(replace(made, seconds={"cpu": cpu + 0.01 * seed}))
         job = {"task": "rotten_tomatoes", "method": "label-blindness"}
@@ -338,6 +391,13 @@ def test_calibration_is_judged_map_by_map_and_beyond_the_norms(constants):
     assert findings(evidence, name)[constants].verdict is Verdict.FAILS
     one = map_records({"favor": (0.1, 0.1)}, constants=constants)
     assert findings(one, name)[constants].verdict is Verdict.OPEN  # six maps are open
+
+
+@pytest.mark.parametrize("by, verdict", [(0.02, "holds"), (-0.02, "does not hold")])
+def test_the_mean_gain_over_all_maps(by, verdict):
+    world = dict.fromkeys(MAPS, (by, by)) | {"elu": (0.0, 0.0)}
+    name = "kernel-helps-rotten_tomatoes"
+    assert findings(map_records(world), name)["paper"].verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -493,6 +553,16 @@ def test_published_verdicts_are_those_of_the_published_records():
                 expected.append(f"| {' | '.join(cells)} | yes |")
     assert len(expected) >= 6
     assert [line for line in page.splitlines() if line.endswith("| yes |")] == expected
+
+
+def test_published_records_are_gone_on_from():
+    """A setting that changes their keys would have all of them run again."""
+    for name, records in load_experiments(RESULTS / "records").items():
+        tasks = dict.fromkeys(r.job["task"] for r in records if "task" in r.job)
+        experiment = experiments.build(name)
+        plan = experiment.plan(Settings("paper", tuple(tasks)))
+        keys = {job_key(name, job, experiment.constants(job)) for job in plan}
+        assert {record.key for record in records} <= keys
 
 
 @pytest.mark.parametrize("name", ["meanfield", "deviations"])
