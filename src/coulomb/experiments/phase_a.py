@@ -84,7 +84,6 @@ _ARMS: dict[tuple[str, str | None], tuple[str, Job]] = {
     ("averaging", None): ("vanilla-softmaxfeat", {"n_features": 1}),
     ("softmax", None): ("softmax", {}),
 }
-LEARNED = ("learned", "neighbours")
 CONTROLS = (
     ("vanilla", None),
     ("learned", "norm-matched"),
@@ -161,14 +160,13 @@ def compare_arms(records: Sequence[Record]) -> list[dict[str, Any]]:
         here = select(records, task=task)
         budgets = sorted({r.job["n_components"] for r in here if r.job["n_components"]})
         for budget in budgets:
-            for method in LEARNED:
+            for method in ("learned", "neighbours"):
                 ours = select(here, method=method, control=None, n_components=budget)
-                others = _others(here, method, budget, budgets[-1])
-                found += [
-                    {"task": task, "method": method, "n_components": budget}
-                    | {"against": name, **_compared(ours, theirs)}
-                    for name, theirs in others.items()
-                ]
+                row = {"task": task, "method": method, "n_components": budget}
+                for name, theirs in _others(here, method, budget, budgets[-1]).items():
+                    gap = paired(ours, theirs, "score", match=())
+                    p_value = {"p_value": paired_p_value(gap)}
+                    found.append(row | {"against": name} | gap._asdict() | p_value)
     return [row for row in found if row["n"]]
 
 
@@ -188,11 +186,6 @@ def _others(
     return found
 
 
-def _compared(ours: Sequence[Record], theirs: Sequence[Record]) -> dict[str, Any]:
-    difference = paired(ours, theirs, "score", match=())
-    return {**difference._asdict(), "p_value": paired_p_value(difference)}
-
-
 def _plan(
     tasks: Sequence[str], budgets: Sequence[int], seeds: int, changes: Job
 ) -> list[Job]:
@@ -205,17 +198,14 @@ def _plan(
     of_tags = [(*arm, m) for m in budgets for arm in tag_arms]
     jobs = []
     for task in tasks:
+        has_tags = task in TASKS and TASKS[task].kind == "token"
         rows = [
             {"method": method, "constants": "default"}
             | {"control": control, "n_components": budget}
-            for method, control, budget in arms + (of_tags if _has_tags(task) else [])
+            for method, control, budget in arms + (of_tags if has_tags else [])
         ]
         jobs += text_jobs(task, seeds, rows, changes=CHANGES.get(task, {}) | changes)
     return jobs
-
-
-def _has_tags(task: str) -> bool:
-    return task in TASKS and TASKS[task].kind == "token"
 
 
 @lru_cache(maxsize=1)

@@ -104,17 +104,15 @@ def run_text(job: Job, settings: Settings) -> list[Outcome]:
     seconds: dict[str, float] = {}
     extra: dict[str, Any] = {"notes": list(corpus.notes)}
     split = corpus.reported_on
-    metrics: dict[str, Any]
     if job["method"] in KINDS:
-        metrics = dict(bag_of_words_baseline(corpus, job["method"]))
+        metrics: dict[str, Any] = dict(bag_of_words_baseline(corpus, job["method"]))
     elif job["method"] == LABEL_BLINDNESS:
         metrics, split = measure_blindness(job, corpus, vocabulary), "train"
     else:
         trained = train(corpus, text_settings(job), vocabulary, progress=False)
         found = trained.metrics
-        metrics = dict(found["metrics"])
+        metrics = found["metrics"] | {"best_epoch": found["best_epoch"]}
         metrics["validation_accuracy"] = found["chosen_by"]["validation"]
-        metrics["best_epoch"] = found["best_epoch"]
         seconds |= found["seconds"]
         extra["history"] = [_plain(line) for line in trained.history]
     seconds |= clock.seconds()
