@@ -152,7 +152,7 @@ class TestSettings:
             {"labels": "paper"},
             {"resample": "gibbs", "n_particles": 40},
             {"n_particles": 40},
-            {"stopping": "held-out", "max_iter": 400},
+            {"objective": "alignment", "stopping": "held-out", "max_iter": 400},
             {"standardize": False},
             {"step_size": 0.5},
             {"feature_map": "softmaxfeat"},

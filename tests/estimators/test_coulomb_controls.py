@@ -75,7 +75,12 @@ def test_where_labels_hardly_pull_it_is_the_fit_itself(problem):
     [
         {},
         {"domain": Ball(1.0)},
-        {"stopping": "held-out", "max_iter": 200, "batch_size": 64},
+        {
+            "objective": "alignment",
+            "stopping": "held-out",
+            "max_iter": 200,
+            "batch_size": 64,
+        },
         {"n_particles": 40, "resample": "gibbs", "inverse_temperature": 20.0},
         {"coordinates": 2, "gamma": 0.5},
         {"max_iter": 0},

@@ -398,6 +398,17 @@ def test_early_stopping_own_sampler_and_threads():
     assert not hasattr(sampler, "particles_")
 
 
+def test_early_stopping_keeps_the_joint_energy():
+    """Held-out rows decide there in any case."""
+    X = np.random.default_rng(0).normal(size=(120, 3))
+    y = np.sin(3 * X[:, 0])
+    models = [
+        CoulombRegressor(8, early_stopping=early, random_state=0).fit(X, y)
+        for early in (False, True)
+    ]
+    np.testing.assert_array_equal(*(model.predict(X) for model in models))
+
+
 def test_works_inside_scikit_learn():
     X, y = load_iris(return_X_y=True)
     model = make_pipeline(StandardScaler(), CoulombClassifier(8, random_state=0))

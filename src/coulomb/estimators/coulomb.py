@@ -191,10 +191,11 @@ class CoulombSampler(AbstractFourierSampler):
         What moves the particles: "evidence" or "leave-one-out", energies of all
         features together, or "alignment", the paper's. "auto" is evidence unless a
         parameter of the Langevin dynamics is given (`inverse_temperature`, `step_size`,
-        `tol`, `stopping`, `resample`, `n_candidates=None`, raw labels) or the features
-        are not Fourier's.
+        `tol`, `resample`, `n_candidates=None`, raw labels) or the features are not
+        Fourier's.
     stopping
-        "settled" or "held-out" (a fifth of the rows is kept aside to decide).
+        "settled" or "held-out" (a fifth of the rows is kept aside to decide). Under a
+        joint energy held-out rows decide in any case.
     standardize
         Centre and scale each column first. Under a joint energy, columns with heavy
         tails are cut at three standard deviations and columns of two values keep
@@ -777,7 +778,6 @@ def _joint_energy(
         "tol": sampler.tol == 0,
         "step_size": sampler.step_size == "auto",
         "resample": sampler.resample == "uniform",
-        "stopping": sampler.stopping == "settled",
         "labels": sampler.labels != "paper",
     }
     if name == "auto":

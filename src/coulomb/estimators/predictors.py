@@ -496,7 +496,8 @@ class CoulombClassifier(_AbstractPredictor, ClassifierMixin, BaseEstimator):
     max_categories
         Levels of a category that get a column of their own; the others share one.
     early_stopping
-        Stop moving the particles when a held-out fifth of the rows says so.
+        Stop the Langevin steps of a `sampler` with the alignment when a held-out fifth
+        of the rows says so. Under the joint energy held-out rows decide in any case.
     n_jobs
         Threads of the linear algebra; None leaves them as they are, -1 takes all.
     random_state
@@ -690,7 +691,8 @@ class CoulombRegressor(_AbstractPredictor, RegressorMixin, BaseEstimator):
     max_categories
         Levels of a category that get a column of their own; the others share one.
     early_stopping
-        Stop moving the particles when a held-out fifth of the rows says so.
+        Stop the Langevin steps of a `sampler` with the alignment when a held-out fifth
+        of the rows says so. Under the joint energy held-out rows decide in any case.
     n_jobs
         Threads of the linear algebra; None leaves them as they are, -1 takes all.
     random_state
