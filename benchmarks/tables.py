@@ -49,6 +49,11 @@ DEVELOPMENT = {
     "Saratoga": Table("mosaicData", "SaratogaHouses", "price", False),
 }
 
+_HOUSES = ("CostPerSqFt", "OrigPrice", "ListPrice", "SPLPPct", "Date", "Address")
+_LOANS = ("grade", "sub_grade", "installment", "balance", "loan_status")
+_LOANS += ("paid_total", "paid_principal", "paid_interest", "paid_late_fees")
+_PITCHES = ("Outcome", "Class", "Result", "Swing", "Time", "ABEvent", "Batter")
+
 SEEN = {
     "spam7": Table("DAAG", "spam7", "yesno", True),
     "monica": Table("DAAG", "monica", "outcome", True),
@@ -85,13 +90,6 @@ SEEN = {
         "nycflights13", "weather", "temp", False, ("wind_gust", "humid", "time_hour")
     ),
     "births": Table("mosaicData", "BirthsSSA", "births", False, ("date",)),
-}
-
-_HOUSES = ("CostPerSqFt", "OrigPrice", "ListPrice", "SPLPPct", "Date", "Address")
-_LOANS = ("grade", "sub_grade", "installment", "balance", "loan_status")
-_LOANS += ("paid_total", "paid_principal", "paid_interest", "paid_late_fees")
-_PITCHES = ("Outcome", "Class", "Result", "Swing", "Time", "ABEvent", "Batter")
-FRESH = {
     "lending_club": Table("modeldata", "lending_club", "Class", True),
     "taxi": Table("modeldata", "taxi", "tip", True),
     "brca": Table("dslabs", "brca", "y", True),
@@ -118,6 +116,43 @@ FRESH = {
     "Wages": Table("Ecdat", "Wages", "lwage", False),
     "Cigar": Table("Ecdat", "Cigar", "sales", False),
     "yrbss": Table("openintro", "yrbss", "weight", False),
+}
+
+_DEATHS = ("totfat", "nghtfat", "wkndfat", "totfatpvm", "nghtfatpvm", "wkndfatpvm")
+_DEATHS += ("nghtfatrte", "wkndfatrte")
+FRESH = {
+    "dengue": Table("DAAG", "dengue", "NoYes", True),
+    "weather_city": Table("mosaicData", "Weather", "city", True, ("date",)),
+    "k401k": Table(
+        "wooldridge", "k401ksubs", "e401k", True, ("p401k", "incsq", "agesq")
+    ),
+    "MplsStops": Table("carData", "MplsStops", "problem", True, ("idNum", "date")),
+    "bfi": Table("psych", "bfi", "gender", True),
+    "Cracker": Table("Ecdat", "Cracker", "choice", True, ("id",)),
+    "Tuna": Table("Ecdat", "Tuna", "Tuna.choice", True, ("Tuna.hid", "Tuna.id")),
+    "nmes": Table("AER", "NMES1988", "health", True),
+    "rotterdam": Table(
+        "survival", "rotterdam", "recur", True, ("pid", "rtime", "dtime", "death")
+    ),
+    "movies": Table("ggplot2movies", "movies", "Drama", True, ("title",)),
+    "mlb_league": Table(
+        "openintro", "mlb_teams", "league_id", True, ("team_name", "ball_park")
+    ),
+    "birds": Table("openintro", "birds", "phase_of_flt", True, ("opid", "remarks")),
+    "radar": Table("robustbase", "radarImage", "Band.1", False),
+    "epa2021": Table(
+        "openintro", "epa2021", "comb_mpg", False, ("city_mpg", "hwy_mpg", "guzzler")
+    ),
+    "egsingle": Table("mlmRev", "egsingle", "math", False, ("schoolid", "childid")),
+    "dietox": Table("geepack", "dietox", "Weight", False, ("Pig",)),
+    "solder": Table("rpart", "solder", "skips", False),
+    "remifentanil": Table("nlme", "Remifentanil", "conc", False, ("ID", "Subject")),
+    "driving": Table("wooldridge", "driving", "totfatrte", False, _DEATHS),
+    "meap01": Table("wooldridge", "meap01", "math4", False, ("dcode", "bcode")),
+    "guns": Table("AER", "Guns", "violent", False, ("murder", "robbery")),
+    "seatbelts": Table("AER", "USSeatBelts", "fatalities", False),
+    "pbcseq": Table("survival", "pbcseq", "albumin", False, ("id",)),
+    "coffee": Table("stevedata", "commodity_prices", "coffee_arabica", False),
 }
 # A name with more values than this says too little to be worth a column for each.
 _MOST_VALUES = 30
