@@ -14,6 +14,7 @@ import pytest
 import torch
 import typer.testing
 
+from coulomb._support import ranks
 from coulomb._support.ranks import Ranks
 from coulomb.cli.main import app
 
@@ -114,13 +115,36 @@ if ranks.writes:
 """
 
 
-def launch():
-    """Start two processes that meet at a port nobody else has."""
+# The second process stops for good; the first waits for it, and then no longer.
+HANGS = """
+import os, signal
+from datetime import timedelta
+
+import torch
+
+from coulomb._support import ranks
+
+ranks._STEP = timedelta(seconds=15)
+here = ranks.Ranks.join()
+pids = here.collect(os.getpid())
+if here.rank:
+    os.kill(os.getpid(), signal.SIGSTOP)
+try:
+    here.add([torch.ones(1)])
+except ranks.LostProcessError as lost:
+    print(lost, flush=True)
+if here.writes:
+    os.kill(pids[1], signal.SIGKILL)
+"""
+
+
+def launch(count=2):
+    """Start processes that meet at a port nobody else has."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torchrun = sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"
-    return *torchrun, "--master-port", str(port)
+    torchrun = sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"
+    return *torchrun, str(count), "--master-port", str(port)
 
 
 def run(*command, folder, **options):
@@ -156,6 +180,52 @@ def test_alone_nothing_is_sent():
     assert alone.gather(x) is x
     assert alone.share("a") == "a"
     assert alone.collect("a") == ["a"]
+
+
+def test_what_is_sent_is_where_the_rows_are(monkeypatch):
+    """As nccl wants it, which refuses tensors of the CPU; `meta` stands for a GPU."""
+    sent = []
+
+    def all_gather(parts, part, group=None):
+        sent.extend([part, *parts])
+        if part.dtype == torch.long:
+            parts[:] = torch.tensor([2]), torch.tensor([3])
+
+    monkeypatch.setattr(torch.distributed, "all_gather", all_gather)
+    monkeypatch.setattr(torch.distributed, "all_reduce", sent.append)
+    rows = torch.zeros(4, 2, device="meta")
+    assert Ranks(0, 2).gather(rows, dim=1).shape == (4, 5)
+    Ranks(0, 2).add([rows])
+    assert len(sent) == 7
+    assert {tensor.device.type for tensor in sent} == {"meta"}
+
+
+def test_every_device_has_its_backend(monkeypatch):
+    asked = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(ranks, "_patient", list)
+    monkeypatch.setattr(ranks.atexit, "register", id)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    values = {"is_nccl_available": True, "get_rank": 1, "get_world_size": 2}
+    for name, value in values.items():
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    monkeypatch.setattr(
+        torch.distributed,
+        "init_process_group",
+        lambda backend, timeout: asked.append(backend),
+    )
+    assert Ranks.join() == (1, 2)
+    assert asked == ["cpu:gloo,cuda:nccl"]
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_ends_all(tmp_path):
+    (tmp_path / "hangs.py").write_text(HANGS)
+    command = [*launch(), "hangs.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, timeout=SECONDS
+    )
+    assert done.stdout.count(b"does not answer") == 1, done.stderr
 
 
 @pytest.mark.slow
@@ -215,41 +285,50 @@ def history(folder):
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_and_one_goes_on_after_a_kill(data, tmp_path):
-    """Phase A, Phase B, a process that is killed, and a resume with one alone.
+def test_processes_train_as_one_though_they_are_killed(data, tmp_path):
+    """Phase A by two until the last is killed, by three until the first is; then one.
 
     All of it is what one process does, up to the order of sums in float32.
     """
-    one, two, told = (tmp_path / name for name in ("one", "two", "told.txt"))
+    one, many = tmp_path / "one", tmp_path / "many"
     words = f"train {data / 'texts.csv'} --text text --label label --save-every 5"
     words = f"{words} --validation {data / 'judged.csv'} {SMALL}".split()
-    began, children = time.monotonic(), []
-    command = [*launch(), "-m", "coulomb", *words, "--out", str(two)]
+    done = RUNNER.invoke(app, [*words, "--out", str(one)])
+    assert done.exit_code == 0, done.output
+    begin, resume = [*words, "--out", str(many)], ["train", "--resume", str(many)]
+    late = len(history(one)) - 5
+    for count, killed, verb, records in ((2, -1, begin, 9), (3, 0, resume, late)):
+        command = [*launch(count), "-m", "coulomb", *verb]
+        said = killed_run(command, many, killed, records)
+        sentences = [line for line in said.splitlines() if line.startswith("coulomb:")]
+        assert len(sentences) == 1, said
+        assert f"--resume {many}" in sentences[0]
+        assert not (many / "metrics.json").exists()
+    done = RUNNER.invoke(app, resume)
+    assert done.exit_code == 0, done.output
+    for a, b in zip(history(one), history(many), strict=True):
+        assert (a["phase"], a["step"]) == (b["phase"], b["step"])
+        for name in {"loss", "alignment", "held_out"} & set(a):
+            assert b[name] == pytest.approx(a[name], rel=1e-3), name
+
+
+def killed_run(command, folder, number, records):
+    """Kill one of the processes once there are records; give what all of them say."""
+    began, children, told = time.monotonic(), [], folder.with_suffix(".txt")
     with told.open("w") as file:  # a pipe would fill up and hold the writers
-        running = subprocess.Popen(command, cwd=data, env=ENVIRONMENT, stderr=file)
+        running = subprocess.Popen(command, env=ENVIRONMENT, stderr=file)
     try:
-        done = RUNNER.invoke(app, [*words, "--out", str(one)])
-        assert done.exit_code == 0, done.output
-        while not (two / "history.jsonl").exists() or len(history(two)) < 9:
+        while not (folder / "history.jsonl").exists() or len(history(folder)) < records:
             assert running.poll() is None, told.read_text()
             assert time.monotonic() < began + SECONDS
             time.sleep(0.02)
         children = psutil.Process(running.pid).children()
-        children[-1].kill()
+        children[number].kill()
         running.wait(timeout=SECONDS)
     finally:
         for process in children:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         running.kill()
-    said = told.read_text()
     assert running.returncode != 0
-    sentences = [line for line in said.splitlines() if line.startswith("coulomb:")]
-    assert len(sentences) == 1, said
-    assert f"--resume {two}" in sentences[0]
-    done = RUNNER.invoke(app, ["train", "--resume", str(two)])
-    assert done.exit_code == 0, done.output
-    for a, b in zip(history(one), history(two), strict=True):
-        assert (a["phase"], a["step"]) == (b["phase"], b["step"])
-        for name in {"loss", "alignment", "held_out"} & set(a):
-            assert b[name] == pytest.approx(a[name], rel=1e-3), name
+    return told.read_text()

@@ -6,14 +6,14 @@ FAMILIES = ("bert", "roberta", "distilbert", "mpnet", "modernbert")
 WORDS = 60
 
 
-def tiny_model(family, kind="AutoModel", seed=0):
+def tiny_model(family, kind="AutoModel", seed=0, layers=2):
     """Weights are large enough for attention that is not uniform."""
     import transformers
 
     sizes = {
         "vocab_size": WORDS + 4,
         "hidden_size": 16,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": layers,
         "num_attention_heads": 2,
         "intermediate_size": 24,
         "max_position_embeddings": 40,

@@ -4,11 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 import torch
 import typer
 from linearise_cases import bert_tokenizer, make_texts, tiny_model
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from coulomb._support.errors import FileFormatError, ParameterError
@@ -59,22 +62,47 @@ def test_linearise_saves_a_model_that_loads(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_write_one_model(folder, tmp_path):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    options = ["linearise", folder, "--texts", folder / "texts.txt", "--n-features", 8]
-    options += ["--steps", 5, "--distil-steps", 2]
-    launch += ["--nproc-per-node", "2", "-m", "coulomb"]
-    command = [*launch, *options, "--out", tmp_path / "two"]
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, timeout=300,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Model:") == 1
-    run(*options, "--out", tmp_path / "one")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
-    one, two = (load_pretrained(tmp_path / name) for name in ("one", "two"))
-    for ours, theirs in zip(*map(linearised_heads, (one, two)), strict=True):
+def test_processes_write_one_model_though_one_is_killed(folder, tmp_path):
+    """Two learn two layers of four, and one of them is killed; three learn the rest."""
+    tiny_model("bert", layers=4).save_pretrained(tmp_path / "four")
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(
+        tmp_path / "four"
+    )
+    verb = ["linearise", tmp_path / "four", "--texts", folder / "texts.txt"]
+    verb += ["--n-features", 8, "--steps", 30, "--distil-steps", 30]
+
+    def start(count):
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        launch += ["--nproc-per-node", count, "-m", "coulomb", *verb]
+        return subprocess.Popen(
+            [*map(str, launch), "--out", tmp_path / "many"], text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    kept, began = tmp_path / "many.partial" / "layers.safetensors", time.monotonic()
+    with start(2) as running:
+        while not kept.exists():
+            assert running.poll() is None, running.communicate()
+            assert time.monotonic() < began + 300
+            time.sleep(0.01)
+        psutil.Process(running.pid).children()[-1].kill()
+        _, said = running.communicate(timeout=300)
+    assert running.returncode != 0
+    sentences = [line for line in said.splitlines() if line.startswith("coulomb:")]
+    assert len(sentences) == 1, said
+    assert sentences[0].endswith("The same command goes on from there.")
+    assert not (tmp_path / "many").exists()
+    assert len({name.split(".")[0] for name in load_file(kept)}) in (2, 4)
+    with start(3) as running:
+        printed, said = running.communicate(timeout=300)
+    assert running.returncode == 0, said
+    assert printed.count("Model:") == 1
+    run(*verb, "--out", tmp_path / "one")
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"four", "one", "many"}
+    one, many = (load_pretrained(tmp_path / name) for name in ("one", "many"))
+    for ours, theirs in zip(*map(linearised_heads, (one, many)), strict=True):
         torch.testing.assert_close(ours.particles, theirs.particles, rtol=0, atol=1e-3)
 
 

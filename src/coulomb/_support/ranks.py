@@ -10,12 +10,18 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coulomb._support.errors import CoulombError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+# A process that dies is noticed at once; one that hangs, or whose machine is cut off,
+# after what no step takes. While others wait, one of them may work alone for long.
+_STEP, _ALONE = timedelta(minutes=30), timedelta(hours=12)
 
 
 class LostProcessError(CoulombError):
@@ -46,9 +52,11 @@ class Ranks(NamedTuple):
             if int(os.environ.get("WORLD_SIZE", "1")) < 2:
                 return cls()
             with cls(0, 2).talking():
-                backend = "nccl" if torch.cuda.is_available() else "gloo"
-                # One that ends is seen at once; the first may work alone for long.
-                distributed.init_process_group(backend, timeout=timedelta(hours=12))
+                # Both, because nccl refuses tensors of the CPU.
+                gpu = torch.cuda.is_available() and distributed.is_nccl_available()
+                backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
+                distributed.init_process_group(backend, timeout=_STEP)
+                _patient()
             atexit.register(distributed.destroy_process_group)
         return cls(distributed.get_rank(), distributed.get_world_size())
 
@@ -118,9 +126,10 @@ class Ranks(NamedTuple):
         if self.world == 1:
             return x
         own = x.movedim(dim, 0).contiguous()
-        counts = [torch.zeros(1, dtype=torch.long) for _ in range(self.world)]
+        count = torch.tensor([len(own)], device=own.device)
+        counts = [torch.empty_like(count) for _ in range(self.world)]
         with self.talking():
-            distributed.all_gather(counts, torch.tensor([len(own)]))
+            distributed.all_gather(counts, count)
             most = int(max(counts))
             padded = own.new_zeros(most, *own.shape[1:])
             padded[: len(own)] = own.detach()
@@ -138,7 +147,7 @@ class Ranks(NamedTuple):
             return value
         held = [value]
         with self.talking():
-            distributed.broadcast_object_list(held)
+            distributed.broadcast_object_list(held, group=_patient())
         return held[0]
 
     def collect(self, value: Any) -> list[Any]:
@@ -149,7 +158,7 @@ class Ranks(NamedTuple):
             return [value]
         held = [None] * self.world
         with self.talking():
-            distributed.all_gather_object(held, value)
+            distributed.all_gather_object(held, value, group=_patient())
         return held
 
     def wait(self) -> None:
@@ -174,12 +183,21 @@ class Ranks(NamedTuple):
             if self.world == 1:
                 raise
             raise LostProcessError(
-                "Another process of this run ended, so all of them stop. What was "
-                f"saved is whole. ({(str(error) or '?').splitlines()[0]:.80})"
+                "Another process of this run ended, or does not answer, so all stop. "
+                "What was saved is whole. "
+                f"({(str(error) or '?').splitlines()[0]:.80})"
             ) from error
 
 
 ALONE = Ranks()
+
+
+@cache
+def _patient() -> Any:
+    """Give the group in which processes wait for what one of them does."""
+    from torch import distributed
+
+    return distributed.new_group(timeout=_ALONE, backend="gloo")
 
 
 def speaks_first() -> bool:
