@@ -3,6 +3,8 @@
 import importlib
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 import typer.testing
@@ -36,6 +38,36 @@ def test_every_loop_equals_its_twin(tmp_path):
         "particles", "attention", "encoder",
     }  # fmt: skip
     assert 0 < max(differences.values()) < 1e-4
+
+
+# What was called has machine code for some types; helpers are not kept on disk.
+USED = """
+import importlib
+from coulomb.cli import doctor
+checks = doctor._particle_checks() | doctor._attention_checks()
+for check in (checks | doctor._encoder_checks()).values():
+    check()
+for name in ("encoder_rows", "linear_attention", "math", "packed_attention",
+             "particle_loops"):
+    for key, loop in vars(importlib.import_module(f"coulomb.kernels.{name}")).items():
+        if type(getattr(loop, "_cache", None)).__name__ == "HashedFunctionCache":
+            print(key, len(loop.signatures))
+"""
+
+
+@needs_numba
+@pytest.mark.slow
+def test_no_loop_is_left_out():
+    done = subprocess.run(
+        [sys.executable, "-c", USED],
+        env=os.environ | {"COULOMB_TUNE": "0", "COULOMB_NUMBA": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loops = dict(line.split() for line in done.stdout.splitlines())
+    assert len(loops) >= 24
+    assert not [name for name, count in loops.items() if count == "0"]
 
 
 @needs_numba

@@ -183,12 +183,14 @@ def _with_gradients(
 
 def _particle_checks() -> dict[str, _Check]:
     """List forces on particles, and steps under them."""
+    import numpy as np
     import torch
 
     from coulomb.dynamics import langevin, loop
     from coulomb.energy import Hamiltonian
     from coulomb.features import Particles
     from coulomb.interactions import ExactSum, Riesz
+    from coulomb.kernels import available
     from coulomb.objectives import FourierAlignment, Sample
 
     source = torch.Generator().manual_seed(0)
@@ -196,6 +198,15 @@ def _particle_checks() -> dict[str, _Check]:
         torch.randn(shape, generator=source) for shape in ((200, 5), (200, 3), (65, 5))
     )
     sample, particles, repulsion = Sample(x, y), Particles(positions), Riesz(s=1.0)
+
+    def waves() -> "list[Tensor]":
+        angles = (9 * positions.flatten()).numpy()
+        sine, cosine = np.sin(angles), np.cos(angles)
+        if available():
+            from coulomb.kernels.math import sincos_row
+
+            sincos_row(angles, sine, cosine)
+        return [torch.from_numpy(sine), torch.from_numpy(cosine)]
 
     def steps() -> "list[Tensor]":
         energy = Hamiltonian(FourierAlignment(sample), repulsion)
@@ -209,6 +220,7 @@ def _particle_checks() -> dict[str, _Check]:
         "particles: alignment": lambda: [*FourierAlignment(sample).field(particles)],
         "particles: repulsion": lambda: [*ExactSum()(repulsion, positions)],
         "particles: Langevin steps": steps,
+        "particles: sine and cosine": waves,
     }
 
 
@@ -286,6 +298,8 @@ def _encoder_checks() -> dict[str, _Check]:
         for name in feature_maps
         if feature_maps.build(name).loop_code is not None
     }
+    kernel = {"feature_map": "favor", "n_features": 32, "qkv": "shared"}
+    layers["favor, shared projections"] = partial(attention.KernelAttention, **kernel)
     layers["softmax"] = attention.SoftmaxAttention
     layers["linformer"] = partial(attention.Linformer, max_length=16, rank=6)
     return {f"encoder: {name}": partial(encode, x) for name, x in layers.items()}
