@@ -385,10 +385,7 @@ class FarFieldSum(AbstractPairSum):
         if bool((positions == positions[:1]).all()):  # one place: there is no far field
             return ExactSum(ranks=self.ranks)._sum(interaction, positions, None)
         expansion = _expand(interaction, positions)
-        far, rows = expansion.total(), _block(self.ranks, len(positions))
-        for part in far:  # what others compute
-            part[: rows.start] = 0
-            part[rows.stop :] = 0
+        far = expansion.total(_block(self.ranks, len(positions)))
         if self.batch_size == 0:
             return far
         options = (self.batch_size, generator, self.ranks)
@@ -642,27 +639,28 @@ class _Expansion(NamedTuple):
     curve: Tensor  # (n,), its first derivative in r^2
     bend: Tensor  # (n,), its second
 
-    def total(self) -> PairField:
+    def total(self, rows: slice) -> PairField:
         """Average the expansion over the other particles, from the cloud's moments."""
         count = self.centred.shape[0]
         others = count - 1
-        own = self.excess - 2 * self.centred.square().sum(dim=-1)
         covariance = self.centred.mT @ self.centred
-        skew = self.excess @ self.centred
-        spread = self.centred @ covariance
+        skew, size = self.excess @ self.centred, self.excess.square().sum()
+        centred, excess, value, slope, curve, bend = (part[rows] for part in self)
+        own = excess - 2 * centred.square().sum(dim=-1)
+        spread = centred @ covariance
         # Over all l, deviations sum to zero about the centre and their squares to this.
-        squares = (
-            self.excess.square().sum()
-            - 4 * self.centred @ skew
-            + 4 * (self.centred * spread).sum(dim=-1)
-            - own.square()
+        squares = size - 4 * centred @ skew + 4 * (centred * spread).sum(dim=-1)
+        squares -= own.square()
+        found = PairField(torch.zeros_like(self.value), torch.zeros_like(self.centred))
+        potential = others * value - 0.5 * slope * own + 0.25 * curve * squares
+        factor = count * slope + 0.5 * bend * squares
+        gradient = factor.unsqueeze(-1) * centred
+        gradient -= curve.unsqueeze(-1) * (skew - 2 * spread)
+        found.potential[rows], found.gradient[rows] = (
+            potential / others,
+            gradient / others,
         )
-        potential = others * self.value - 0.5 * self.slope * own
-        potential = potential + 0.25 * self.curve * squares
-        factor = count * self.slope + 0.5 * self.bend * squares
-        gradient = factor.unsqueeze(-1) * self.centred
-        gradient = gradient - self.curve.unsqueeze(-1) * (skew - 2 * spread)
-        return PairField(potential / others, gradient / others)
+        return found
 
 
 def _expand(interaction: AbstractInteraction, positions: Tensor) -> _Expansion:
