@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, wraps
-from itertools import accumulate
+from itertools import accumulate, repeat
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -78,13 +78,13 @@ class Chunks:
             work, join = self.dask.delayed(work), self.dask.delayed(join)
             shared = tuple(map(self.dask.delayed, shared))
         sums: list[tuple[int, Any]] = []
-        starts = accumulate(self.lengths, initial=0)
+        starts = accumulate(self.lengths or repeat(0), initial=0)
         for chunk, start in zip(self.read(), starts, strict=False):
             level, term = 0, work(chunk, start, *shared)
             while sums and sums[-1][0] == level:
                 level, term = level + 1, join(sums.pop()[1], term)
             sums.append((level, term))
-        _, whole = sums.pop()
+        _, whole = sums.pop() if sums else (0, None)
         while sums:
             whole = join(sums.pop()[1], whole)
         found: Term | None = whole if self.dask is None else self.dask.compute(whole)[0]
@@ -114,8 +114,12 @@ def _join(add: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     return add(a, b)
 
 
-def as_chunks(X: Any, y: Any = None, weight: Any = None) -> Chunks | None:
+def as_chunks(
+    X: Any, y: Any = None, weight: Any = None, *, once: bool = False
+) -> Chunks | None:
     """Read data that come in parts, or are large; None for all others.
+
+    Of what is gone through only `once`, an iterator, nobody knows the lengths.
 
     Examples
     --------
@@ -135,6 +139,8 @@ def as_chunks(X: Any, y: Any = None, weight: Any = None) -> Chunks | None:
                 "`y` must be None where `X` gives chunks: each of them is (X, y) or "
                 f"(X, y, sample_weight); got {shown(y)}."
             )
+        if iter(X) is X and once:
+            return Chunks(lambda: map(_as_chunk, X), [])
         if iter(X) is X:
             raise ParameterTypeError(
                 f"`X` must give its chunks more than once; got {shown(X)}, which is "

@@ -352,7 +352,7 @@ class _AbstractPredictor(SavedEstimator, BaseEstimator):
         """
         if not has_parts(X):
             return float(super().score(X, y, sample_weight))
-        chunks = as_chunks(X, y, sample_weight)
+        chunks = as_chunks(X, y, sample_weight, once=True)
         assert chunks is not None
         found = chunks.total(_score_part, _ScoreSums.join, self)
         return 1.0 - found.errors / (found.spread or found.mass)
