@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -18,6 +19,7 @@ from coulomb._support import ranks
 from coulomb._support.ranks import Ranks
 from coulomb.cli.main import app
 
+BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "scale.py"
 RUNNER = typer.testing.CliRunner()
 SECONDS = 200  # for what takes a tenth of it on an idle machine
 SMALL = "--preset default --width 16 --n-features 8 --n-heads 2 --n-layers 1 --lr 0.01"
@@ -35,8 +37,11 @@ from coulomb.attention import KernelEncoder
 from coulomb.attention.align.problem import Batch, ParticleLayers, build_problem
 from coulomb.attention.encoder.layout import TokenBatch
 from coulomb.attention.encoder.packed import feature_function
+from coulomb.dynamics.langevin import ProjectedLangevin
+from coulomb.energy import Hamiltonian
 from coulomb.features import Particles
 from coulomb.interactions import ExactSum, FarFieldSum, RandomBatchSum, Riesz
+from coulomb.objectives import FourierAlignment, Sample
 
 ranks, draw = Ranks.join(), torch.Generator().manual_seed(0)
 model = KernelEncoder(EncoderSettings(30, 2, width=16, n_heads=2, dropout=0.0),
@@ -79,6 +84,20 @@ for dim in (5, 40):
         two = shared(Riesz(1.0, 0.01), cloud, generator=draws[1])
         found[f"{pairs} {dim}"] = float(max((x - y).abs().max() / x.abs().max()
                                             for x, y in zip(one, two)))
+sample = [torch.randn(50, n, generator=draw, dtype=torch.float64) for n in (5, 1)]
+cloud = torch.randn(501, 5, generator=draw, dtype=torch.float64)
+for pairs in (RandomBatchSum(20), FarFieldSum(8)):
+    ends = []
+    for kind in (pairs, replace(pairs, ranks=ranks)):
+        force = FourierAlignment(Sample(*sample)), Riesz(1.0, 0.01), 0.1
+        energy = Hamiltonian(*force, pair_sum=kind)
+        sampler = ProjectedLangevin(0.1, 10.0)
+        state, source = sampler.init(Particles(cloud)), torch.Generator().manual_seed(1)
+        for _ in range(3):
+            state, _ = sampler.step(state, energy, generator=source)
+        ends.append(state.particles.positions)
+    assert not torch.equal(ends[0], cloud)
+    found[f"steps of {pairs}"] = float((ends[0] - ends[1]).abs().max())
 if ranks.writes:
     print(json.dumps(found))
 """
@@ -234,10 +253,20 @@ def test_scores_gradients_and_forces_are_those_of_one_process(tmp_path):
     (tmp_path / "together.py").write_text(TOGETHER)
     done = run(*launch(), "together.py", folder=tmp_path)
     found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == 12
+    assert len(found) == 14
     for name, gap in found.items():
         assert gap < (1e-13 if "Sum" in name else 1e-5), (name, gap)
     assert max(gap for name, gap in found.items() if "Batch" in name) == 0
+
+
+@pytest.mark.slow
+def test_bytes_are_those_of_the_formulas(tmp_path):
+    """Of particles, Phase A and linearising; headers and heads learned are the rest."""
+    done = run(*launch(), str(BENCHMARK), "messages", folder=tmp_path)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == 4
+    for row in rows:
+        assert row["formula"] <= row["written"] < 1.03 * row["formula"], row
 
 
 @pytest.mark.slow

@@ -42,14 +42,15 @@ def test_every_loop_equals_its_twin(tmp_path):
 
 # What was called has machine code for some types; helpers are not kept on disk.
 USED = """
-import importlib
+import importlib, pkgutil
+from coulomb import kernels
 from coulomb.cli import doctor
 checks = doctor._particle_checks() | doctor._attention_checks()
 for check in (checks | doctor._encoder_checks()).values():
     check()
-for name in ("encoder_rows", "linear_attention", "math", "packed_attention",
-             "particle_loops"):
-    for key, loop in vars(importlib.import_module(f"coulomb.kernels.{name}")).items():
+for file in pkgutil.iter_modules(kernels.__path__):
+    module = importlib.import_module(f"coulomb.kernels.{file.name}")
+    for key, loop in vars(module).items():
         if type(getattr(loop, "_cache", None)).__name__ == "HashedFunctionCache":
             print(key, len(loop.signatures))
 """
