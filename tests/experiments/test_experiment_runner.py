@@ -53,8 +53,10 @@ def test_two_workers_give_the_same_records(tmp_path, expected):
 
 
 @pytest.mark.slow
-def test_a_dask_cluster_gives_the_same_records_though_a_worker_dies(tmp_path, expected):
-    """Real processes: one is killed as soon as there is a record."""
+def test_a_dask_cluster_gives_the_same_records_though_a_worker_dies(
+    tmp_path, expected, capfd
+):
+    """Real processes: one is killed as soon as there is a record. One bar shows all."""
     distributed = pytest.importorskip("distributed")
     path = tmp_path / NAME / FILE
     with distributed.LocalCluster(
@@ -71,9 +73,13 @@ def test_a_dask_cluster_gives_the_same_records_though_a_worker_dies(tmp_path, ex
         killer = threading.Thread(target=kill, daemon=True)
         killer.start()
         address = cluster.scheduler_address
-        account = run_experiment(NAME, tmp_path, SMOKE, scheduler=address)
+        options = {"scheduler": address, "progress": True}
+        account = run_experiment(NAME, tmp_path, SMOKE, **options)
         killer.join(timeout=60)
     assert account.failures == ()
+    said = capfd.readouterr().err
+    assert said.count(f"{account.planned}/{account.planned}") == 1
+    assert "Dask's dashboard: http://" in said
     assert numbers(tmp_path / NAME) == expected
     account = run_experiment(NAME, tmp_path, SMOKE, scheduler="local:1")
     assert (account.found, account.done) == (account.planned, 0)
