@@ -393,6 +393,13 @@ def test_calibration_is_judged_map_by_map_and_beyond_the_norms(constants):
     assert findings(one, name)[constants].verdict is Verdict.OPEN  # six maps are open
 
 
+def test_kernel_rows_of_one_drift_are_none_of_the_other():
+    evidence = map_records({"softmaxfeat": (0.1, 0.1)}, constants="paper")
+    found = findings(evidence, "best-accuracy-rotten-tomatoes")
+    assert found["paper"].verdict is Verdict.OPEN
+    assert found["paper-plain"].verdict is Verdict.UNTESTED
+
+
 @pytest.mark.parametrize("by, verdict", [(0.02, "holds"), (-0.02, "does not hold")])
 def test_the_mean_gain_over_all_maps(by, verdict):
     world = dict.fromkeys(MAPS, (by, by)) | {"elu": (0.0, 0.0)}
@@ -565,7 +572,7 @@ def test_published_records_are_gone_on_from():
         assert {record.key for record in records} <= keys
 
 
-@pytest.mark.parametrize("name", ["meanfield", "deviations"])
+@pytest.mark.parametrize("name", ["meanfield", "deviations", "text"])
 def test_published_tables_are_those_of_the_published_records(name):
     records = load_experiments(RESULTS / "records")[name]
     table = table_text(experiment_tables(name, records)["summary"])

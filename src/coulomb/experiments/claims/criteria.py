@@ -383,22 +383,17 @@ def best_of(
     tied: bool = False,
 ) -> Found:
     """Test that a row is better than the best other one, or one with Q = K."""
-    whose = (constants, without_phase_a(constants))
-    rows = select(records, task=task, constants=whose, control=None)
-    parts = gather(rows, lambda record: record.job["method"])
     rivals = _Q_EQUALS_K if tied else PAPER_ROWS
-    means = {
-        name: mean
-        for name in rivals
-        if not np.isnan(mean := mean_of(parts.get(name, []), metric))
-    }
+    parts = {name: _rows(records, task, constants, name) for name in rivals}
+    means = {name: mean_of(part, metric) for name, part in parts.items()}
+    means = {name: mean for name, mean in means.items() if not np.isnan(mean)}
     if row not in means or len(means) < 2:
         return None
     pick = min if metric in LOWER_IS_BETTER else max
     rival = pick((name for name in means if name != row), key=means.__getitem__)
     ours = f"{means[row]:.4f}; best other {rival} {means[rival]:.4f}"
     difference = _better(parts[row], parts[rival], metric)
-    twin = paired(parts[row], parts.get(_vanilla(row), []), metric)
+    twin = paired(parts[row], parts[_vanilla(row)], metric)
     if twin.mean == twin.standard_error == 0:
         difference = twin
     note = "Against the best other row."
