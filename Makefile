@@ -4,12 +4,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LOOPS := $(VENV)/.compiled
 
 # Matplotlib would otherwise write its font list into the home directory.
 export MPLCONFIGDIR := $(CURDIR)/$(VENV)/matplotlib
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all check attack bench docs clean
+.PHONY: help install ready run test test-all check attack bench docs clean
 
 help:
 	@echo "make run     install into $(VENV) and run the demonstration"
@@ -20,13 +21,17 @@ help:
 	@echo "make bench   speed and accuracy against peers, as ratios"
 	@echo "make docs    check the documentation's code and links"
 
-install: $(STAMP)
+install: $(STAMP) $(LOOPS)
 
+# Python compiles what is imported, which is a fraction of what is installed.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet \
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile \
 	  --constraint constraints.txt --editable ".[dev]"
 	@mkdir -p $(MPLCONFIGDIR)
+	@touch $@
+
+$(LOOPS): $(STAMP)
 	@echo "Compiling the hot loops, once ..."
 	$(BIN)/python -c "from coulomb.attention.encoder.packed_compiled import compile_loops; compile_loops()"
 	@touch $@
@@ -34,13 +39,18 @@ $(STAMP): pyproject.toml constraints.txt
 run: install
 	$(BIN)/coulomb demo
 
-test: install check
-	$(BIN)/python -m pytest --numprocesses 2 -m "not long"
+# Loops are compiled while the linters run. A worker takes tests in their order, so that
+# what a file of tests has prepared is made once.
+ready:
+	@$(MAKE) --jobs 2 install check
 
-test-all: install check
-	$(BIN)/python -m pytest --numprocesses 2
+test: ready
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not long"
 
-check: install
+test-all: ready
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -51,7 +61,7 @@ FILES ?= 500
 EXAMPLES ?= 400
 attack: install
 	KILLS=$(KILLS) FILES=$(FILES) ATTACK_EXAMPLES=$(EXAMPLES) \
-	  $(BIN)/python -m pytest tests/attack -rP --numprocesses 2 --timeout 0
+	  $(BIN)/python -m pytest tests/attack -rP --numprocesses 2 --dist worksteal --timeout 0
 
 bench: install
 	$(BIN)/python benchmarks/dynamics.py

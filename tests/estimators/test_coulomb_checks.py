@@ -7,7 +7,7 @@ from coulomb import CoulombSampler
 
 @parametrize_with_checks(
     [
-        CoulombSampler(),
+        CoulombSampler(16),
         CoulombSampler(16, max_iter=5, gamma="scale", coordinates="all"),
     ]
 )
