@@ -20,7 +20,7 @@ def run(code, **environment):
         env={**os.environ, "PYTHONPATH": str(SOURCE), **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,  # of a busy machine; pytest ends a test at 600
         check=False,
     )
 

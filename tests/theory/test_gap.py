@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -14,12 +12,9 @@ from coulomb.theory import (
     GapSettings,
     Interval,
     MeanField,
-    equilibrium,
     kernel_observable,
     line_distances,
     mean_field_gap,
-    stationary_law,
-    wall_bias,
 )
 
 KERNEL = kernel_observable([1.0], [0.0])
@@ -86,84 +81,6 @@ def test_gap_settings_are_checked(generator):
         GapSettings(boundary="absorb")
     with pytest.raises(ParameterError, match="at least 3 values"):
         run(Riesz(s=-1), GapSettings(step_size=0.05, replicas=2), counts=(4, 8))
-
-
-@pytest.mark.parametrize("strength", [0.0, 1.0])
-def test_projection_is_off_by_a_root_of_the_step_and_reflection_by_the_step(strength):
-    """Orders 1/2 and 1, from four steps; the first is still bending."""
-    system = MeanField(
-        Interval(-1, 1, 400),
-        lambda w: 2 * w[..., 0] + w[..., 0] ** 2,
-        Riesz(s=-1),
-        strength,
-        1.0,
-    )
-    bias = wall_bias(
-        system, lambda w: w[..., 0], [0.008, 0.004, 0.002, 0.001], nodes=300
-    )
-    assert bias.projected_order.slope == pytest.approx(0.5, abs=0.06)
-    assert bias.reflected_order.slope == pytest.approx(1.0, abs=0.05)
-    assert (np.abs(bias.reflected) < 0.1 * np.abs(bias.projected)).all()
-    assert (np.diff(bias.atoms) < 0).all()
-
-
-def test_reflection_without_forces_is_exact_and_projection_leaves_atoms():
-    system = MeanField(Interval(-1, 1, 50), lambda w: 0 * w[..., 0])
-    reflected = stationary_law(system, 0.01, boundary="reflect", nodes=200)
-    second = reflected.masses @ reflected.nodes**2
-    assert second == pytest.approx(1 / 3, abs=1e-10)
-    projected = stationary_law(system, 0.01, boundary="project", nodes=200)
-    assert projected.wall[0] == pytest.approx(projected.wall[1], rel=1e-8)
-    assert projected.wall[0] > 0.02
-    assert projected.masses.sum() + sum(projected.wall) == pytest.approx(1)
-
-
-def test_the_stationary_law_is_that_of_the_sampler(generator):
-    """Long runs of the projected steps; five standard errors by batches."""
-    from coulomb.domains import Box
-    from coulomb.dynamics.langevin import ProjectedLangevin
-    from coulomb.energy import Hamiltonian
-    from coulomb.features import Particles
-    from coulomb.theory import Potential
-
-    system = MeanField(Interval(-1, 1, 100), lambda w: w[..., 0])
-    eta, count = 0.05, 20000
-    law = stationary_law(system, eta, boundary="project", nodes=200)
-    expected = law.masses @ law.nodes + law.wall[1] - law.wall[0]
-    sampler = ProjectedLangevin(
-        step_size=eta, inverse_temperature=1.0, domain=Box(-1.0, 1.0)
-    )
-    start = torch.zeros(count, 1, dtype=torch.float64)
-    state, _ = sampler.advance(
-        sampler.init(Particles(start)),
-        Hamiltonian(Potential(lambda w: w[..., 0])),
-        200,
-        generator=generator,
-    )
-    places = state.particles.positions
-    error = 5 * float(places.std()) / math.sqrt(count)
-    assert abs(float(places.mean()) - expected) < error
-    at_wall = float((places.abs() == 1).double().mean())
-    share = sum(law.wall)
-    assert abs(at_wall - share) < 5 * math.sqrt(share * (1 - share) / count)
-
-
-def test_stationary_laws_need_an_interval_and_a_temperature():
-    for system in (
-        MeanField(Disc(1.0, 8), bowl),
-        MeanField(GRID, bowl, inverse_temperature=math.inf),
-    ):
-        with pytest.raises(ParameterError, match="Interval at finite"):
-            stationary_law(system, 0.1, boundary="project")
-    with pytest.raises(ParameterError, match="boundary"):
-        stationary_law(MeanField(GRID, bowl), 0.1, boundary="absorb")
-
-
-def test_gibbs_density_is_the_limit_of_small_steps():
-    system = MeanField(GRID, lambda w: w[..., 0])
-    law = stationary_law(system, 1e-3, boundary="reflect", nodes=400)
-    rest = equilibrium(system).density * GRID.volumes
-    assert law.masses @ law.nodes == pytest.approx(rest @ GRID.centres[:, 0], abs=1e-3)
 
 
 def test_one_particle_against_the_uniform_law():

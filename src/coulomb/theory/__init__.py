@@ -14,13 +14,7 @@ from coulomb.theory.deviations import (
 from coulomb.theory.equilibrium import equilibrium, gibbs_equilibrium, ground_state
 from coulomb.theory.expressions import parse_expression
 from coulomb.theory.flow import FlowSettings, evolve, relax
-from coulomb.theory.gap import (
-    GapSettings,
-    line_distances,
-    mean_field_gap,
-    stationary_law,
-    wall_bias,
-)
+from coulomb.theory.gap import GapSettings, line_distances, mean_field_gap
 from coulomb.theory.gibbs import (
     TemperingSettings,
     effective_sample_size,
@@ -70,7 +64,5 @@ __all__ = [
     "relax",
     "robin_residual",
     "split_r_hat",
-    "stationary_law",
     "tail_probability",
-    "wall_bias",
 ]
