@@ -39,8 +39,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from coulomb.attention import (
-    AttentionState,
-    decode_step,
     kernel_attention,
     packed_attention,
     prefill,
@@ -372,6 +370,8 @@ def decode(args: argparse.Namespace) -> list[dict[str, Any]]:
     The first token of `TOKENS` finds its state outside of the caches, as the layers of
     a large model do; it is also timed alone ("first").
     """
+    from coulomb.attention import Decoder  # older trees, which may be raced, have none
+
     calls: dict[tuple[int, str], Callable[[], object]] = {}
     swept = torch.zeros(1 << 24)  # 64 MB: more than the caches hold
     contexts = (128, max(args.lengths))
@@ -380,10 +380,11 @@ def decode(args: argparse.Namespace) -> list[dict[str, Any]]:
         token = [x[:, :, -1].contiguous() for x in (q, k, v)]
         for name in OURS:
             state = prefill(k, v, particles(), name)
+            held = Decoder(state, particles(), name)
             for count, label in ((TOKENS, ""), (1, " first")):
                 calls[length, f"sweep {name}{label}"] = lambda: swept.add_(1)
                 calls[length, f"{name}{label}"] = functools.partial(
-                    decode_tokens, state, token, name, count
+                    decode_tokens, held, token, count
                 )
         calls[length, "sdpa"] = functools.partial(
             functional.scaled_dot_product_attention, q[:, :, -1:], k, v
@@ -402,12 +403,9 @@ def decode(args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def decode_tokens(
-    state: AttentionState, token: list[Tensor], name: str, count: int
-) -> None:
-    q, k, v = token
+def decode_tokens(held: Any, token: list[Tensor], count: int) -> None:
     for _ in range(count):
-        _, state = decode_step(state, q, k, v, particles(), name)
+        held.step(*token)
 
 
 def crossover(rows: list[dict[str, Any]], name: str) -> float:

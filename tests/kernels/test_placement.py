@@ -20,6 +20,11 @@ def step(old, factors, q, k, value, new):
 
 
 @numba.njit
+def step_in_place(row, factors, q, k, value):
+    return linear._step_in_place(row, factors, q, k, np.float32(value))
+
+
+@numba.njit
 def grad_rows(out, grad, row, dots):
     dim, inverses = len(out), np.full(1, np.float32(1 / 3))
     given, pulled = linear.rows_at(out, 0, dim), linear.rows_at(grad, 0, dim)
@@ -72,6 +77,8 @@ def test_decoding(width):
         for gap in GAPS:
             near, new = beside(old, gap)
             found.append((step(near, factors, q, k, 2.0, new), new.tobytes()))
+            new[:] = factors
+            found.append((step_in_place(near, new, q, k, 2.0), near.tobytes()))
         only(found)
 
 

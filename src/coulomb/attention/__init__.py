@@ -17,6 +17,7 @@ from coulomb.attention.ops.api import (
 )
 from coulomb.attention.ops.decoding import (
     AttentionState,
+    Decoder,
     decode_step,
     init_state,
     prefill,
@@ -29,6 +30,7 @@ __all__ = [
     "AlignmentSettings",
     "AttentionState",
     "CrossEntropy",
+    "Decoder",
     "Diagnosis",
     "EncoderSettings",
     "KernelAttention",

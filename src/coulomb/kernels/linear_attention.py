@@ -911,13 +911,31 @@ def _step(old, factors, phi_q, phi_k, value, new):
     return total
 
 
+@helper(SUMS)
+def _step_in_place(row, factors, phi_q, phi_k, value):
+    """Do the same where the sums are: the loop above would find that arrays overlap."""
+    total = _ZERO
+    for c in range(row.shape[0]):
+        row[c] = row[c] * factors[c] + value * phi_k[c]
+    for c in range(row.shape[0]):
+        total += row[c] * phi_q[c]
+    return total
+
+
+@helper(SUMS)
+def _copy(old, new):
+    for c in range(old.shape[0]):
+        new[c] = old[c]
+
+
 @entry(SUMS)
 def decode(options, shape, positions, token, state, new_state, out, first, end):
     """Add one token to the states from `first` to `end`; attend to all tokens so far.
 
     `options` is whether the map is favor and the factor of the particles; `shape` is
     batch, heads, heads with particles of their own, dim, dim_v and features. The others
-    are addresses: `token` holds q, k and v, `state` and `new_state` sums and shifts.
+    are addresses: `token` holds q, k and v, `state` and `new_state`, which may be the
+    same, sums and shifts.
     """
     favor, scale = options[0], _f(options[1])
     batch, heads, particles, dim, dim_v, n = shape
@@ -931,23 +949,31 @@ def decode(options, shape, positions, token, state, new_state, out, first, end):
     shift = carray(_at(state[1]), (groups, n))
     higher = carray(_at(new_state[1]), (groups, n))
     both, angles = np.empty((2, dim), _f), np.empty((n, 2), _f)
-    a_q, a_k, factors = aligned(n), aligned(n), np.ones(n, _f)
+    a_q, a_k, before, factors = aligned(n), aligned(n), aligned(n), np.ones(n, _f)
+    moved = state[0] != new_state[0]
     for group in range(first, end):
         both[0], both[1] = q[group], k[group]
         own = group % heads % particles * n
         row_products(rows, own, 0, n, both, 0, 0, 2, dim, False, angles)
         for c in range(n):
             a_q[c], a_k[c] = scale * angles[c, 0], scale * angles[c, 1]
+        _copy(shift[group], before)
         if favor:
-            _favor(k[group], a_q, a_k, shift[group], higher[group], factors)
+            _favor(k[group], a_q, a_k, before, higher[group], factors)
         else:
-            higher[group] = shift[group]
+            _copy(before, higher[group])
             _softmax(a_q, _ONE)
             _softmax(a_k, _f(math.sqrt(n)))
         old, new = sums[group], new_sums[group]
-        normaliser = _step(old[dim_v], factors, a_q, a_k, _ONE, new[dim_v])
-        # Without a key there is nothing to divide by, and the output is zero.
-        inverse = _ONE / normaliser if normaliser != _ZERO else _ZERO
-        for c in range(dim_v):
-            total = _step(old[c], factors, a_q, a_k, v[group, c], new[c])
-            target[group, c] = total * inverse
+        inverse = _ZERO
+        for i in range(dim_v + 1):
+            c = i - 1 if i else dim_v  # first the normaliser
+            value = v[group, c] if i else _ONE
+            if moved:
+                total = _step(old[c], factors, a_q, a_k, value, new[c])
+            else:
+                total = _step_in_place(new[c], factors, a_q, a_k, value)
+            if i:
+                target[group, c] = total * inverse
+            elif total != _ZERO:  # else no key is there, and the output is zero
+                inverse = _ONE / total

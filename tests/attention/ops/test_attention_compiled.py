@@ -10,6 +10,7 @@ from attention_cases import gradients, make_case, padding
 
 import attention_twins as twins
 from coulomb.attention import (
+    Decoder,
     decode_step,
     init_state,
     kernel_attention,
@@ -384,6 +385,30 @@ def test_decoding(name, kinds, monkeypatch):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     expected = kernel_attention(*case, name, causal=True)
     torch.testing.assert_close(outputs[0][0], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_decoder_gives_the_bits_of_single_steps(name, kinds):
+    case = single(name, n=20)
+    state = init_state(case.particles, name, batch=3, heads=2, dim_v=32)
+    decoder = Decoder(state, case.particles, name)
+    expected, after = decode_all(case, name, state, 0)
+    for t in range(20):
+        if t == 10:
+            assert decoder._step is not None
+            # A token that the loops do not take: the next ones go on from its state.
+            q = case.q[:, :, t].double().float().requires_grad_()
+        else:
+            q = case.q[:, :, t]
+        out = decoder.step(q, case.k[:, :, t], case.v[:, :, t]).detach()
+        if t < 10:
+            assert torch.equal(out, expected[:, :, t])
+        torch.testing.assert_close(out, expected[:, :, t], rtol=1e-5, atol=1e-6)
+    for a, b in zip(decoder.state, after, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    assert not state.sums.any()
+    with pytest.raises(ValueError, match="must agree"):
+        decoder.step(q[:1], case.k[:, :, 0], case.v[:, :, 0])
 
 
 def decode_all(case, name, state, start):

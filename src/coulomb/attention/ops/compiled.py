@@ -1,6 +1,6 @@
 """Compiled loops for exponential maps in float32, where nothing leaves the range."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ _PER_SECOND = 4e10
 _DECODED_PER_SECOND = 2.5e9
 
 _Array = np.ndarray[Any, Any]
+Token = tuple[Tensor, Tensor, Tensor]
 
 
 class Kept(NamedTuple):
@@ -219,51 +220,53 @@ def backward(
         grads[3].copy_(given.transpose(0, 1))
 
 
-def decode(
+def decodable(tensors: Sequence[Tensor]) -> bool:
+    """Say whether compiled decoding takes such tensors."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return False
+    return all(x.is_cpu and x.dtype == torch.float32 for x in tensors)
+
+
+def decoder(
     feature_map: AbstractFeatureMap,
-    token: tuple[Tensor, Tensor, Tensor],
+    token: Token,
     positions: Tensor,
     state: tuple[Tensor, Tensor],
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Add one token to a state; give the output, sums and shift.
+) -> Callable[[Token, Tensor, Tensor], Tensor] | None:
+    """Prepare to add tokens to a state; what is given adds one, and makes the output.
 
     None if the loops cannot, or are not worth it. Whatever takes part is expected to
-    have the right shape: `decode_step` has looked.
+    have the right shape: `decode_step` has looked. Where the new state goes is given
+    with the token; it may be the old one.
     """
-    q, k, v = token
-    sums, shift = state
-    tensors = q, k, v, positions, sums, shift
-    if sums.numel() < _FEWEST_DECODED or must_be_traceable(q):
+    sums, shift = (x.contiguous() for x in state)
+    if sums.numel() < _FEWEST_DECODED or must_be_traceable(sums):
         return None
-    if not all(x.is_cpu and x.dtype == torch.float32 for x in tensors):
-        return None
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return None
-    if not _knows(feature_map):
+    if not (decodable((*token, positions, *state)) and _knows(feature_map)):
         return None
     loops = _loops()
     # Heads that share their particles do not get a copy each.
     positions = positions[0] if positions.stride(0) == 0 else positions
-    shared = positions.dim() == 2
-    q, k, v, positions, sums, shift = (
-        x if x.is_contiguous() else x.contiguous()
-        for x in (q, k, v, positions, sums, shift)
-    )
-    new = torch.empty_like(v), torch.empty_like(sums), torch.empty_like(shift)
-    batch, heads, dim = q.shape
-    groups, owners = batch * heads, 1 if shared else heads
-    arguments = (
-        _options(feature_map),
-        (batch, heads, owners, dim, v.shape[2], sums.shape[3]),
-        positions.data_ptr(),
-        (q.data_ptr(), k.data_ptr(), v.data_ptr()),
-        (sums.data_ptr(), shift.data_ptr()),
-        (new[1].data_ptr(), new[2].data_ptr()),
-        new[0].data_ptr(),
-    )
+    positions = positions.contiguous()
+    batch, heads, dim = token[0].shape
+    groups, owners = batch * heads, 1 if positions.dim() == 2 else heads
+    sizes = (batch, heads, owners, dim, token[2].shape[2], sums.shape[3])
+    about = _options(feature_map), sizes, positions.data_ptr()
+    old = sums.data_ptr(), shift.data_ptr()
     threads = threads_for(groups, sums.numel() / _DECODED_PER_SECOND)
-    if threads == 1:
-        loops.decode(*arguments, 0, groups)
-    else:
-        over_torch_threads(partial(loops.decode, *arguments), groups, threads)
-    return new
+
+    def step(token: Token, new_sums: Tensor, new_shift: Tensor) -> Tensor:
+        q, k, v = (x.contiguous() for x in token)
+        out = torch.empty_like(v)
+        places = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        new = new_sums.data_ptr(), new_shift.data_ptr()
+        arguments = *about, places, old, new, out.data_ptr()
+        if threads == 1:
+            loops.decode(*arguments, 0, groups)
+        else:
+            over_torch_threads(partial(loops.decode, *arguments), groups, threads)
+        return out
+
+    # The addresses above are good as long as these live.
+    step.owners = positions, sums, shift  # type: ignore[attr-defined]
+    return step
