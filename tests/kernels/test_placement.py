@@ -6,6 +6,7 @@ import pytest
 numba = pytest.importorskip("numba")
 
 from coulomb.kernels import linear_attention as linear  # noqa: E402
+from coulomb.kernels import math as kernel_math  # noqa: E402
 from coulomb.kernels import packed_encoder as packed  # noqa: E402
 from coulomb.kernels import particle_loops  # noqa: E402
 
@@ -53,6 +54,12 @@ def slopes(features, grad_z, slope, totals, given):
 @numba.njit
 def sincos_tile(angles, waves):
     particle_loops._sincos_tile(angles, len(angles), 0, 0, waves)
+
+
+@numba.njit
+def extremes(row):
+    sizes = kernel_math.row_max(row), kernel_math.row_min(row)
+    return *sizes, kernel_math.row_size(row)
 
 
 def beside(x, gap):
@@ -138,3 +145,15 @@ def test_sines(n):
             sincos_tile(memory[:n], waves)
             found.append(waves.tobytes())
         only(found)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_extremes(width):
+    rows = [*random(20, width), *-np.abs(random(5, width)), np.zeros(width, np.float32)]
+    for row in rows:
+        assert extremes(row) == (row.max(), row.min(), np.abs(row).max())
+    for odd in (np.inf, -np.inf, np.nan, -np.float32(np.nan)):
+        row[0] = odd
+        assert not extremes(row)[2] < 1e30
+    row[0] = np.nan
+    assert not extremes(row)[0] < 1e30

@@ -42,7 +42,7 @@ from coulomb.kernels.gemm import (
     transpose_panels,
 )
 from coulomb.kernels.gemm import products as row_products
-from coulomb.kernels.math import exp, exp_row, row_max
+from coulomb.kernels.math import exp, exp_row, row_max, row_size
 from coulomb.kernels.runtime import SUMS, entry, helper
 
 _f = np.float32
@@ -204,22 +204,18 @@ def query_features(e, n, z, totals):
 
 
 @helper(SUMS)
-def _weighted_key_row(row, weight, z, peak):
-    """Take exponentials, add them to z, raise `peak` to the sizes of exponents."""
+def _weighted_key_row(row, weight, z):
+    """Take exponentials and add them to z."""
     for c in range(row.shape[0]):
-        size = abs(row[c])
-        peak[c] = size if size > peak[c] else peak[c]
         row[c] = exp(row[c])
         z[c] += weight * row[c]
 
 
 @helper(SUMS)
-def _summed_key_row(row, peak):
-    """Take exponentials, raise `peak` to the sizes of exponents; give their sum."""
+def _summed_key_row(row):
+    """Take exponentials; give their sum."""
     total = _ZERO
     for c in range(row.shape[0]):
-        size = abs(row[c])
-        peak[c] = size if size > peak[c] else peak[c]
         row[c] = exp(row[c])
         total += row[c]
     return total
@@ -239,22 +235,24 @@ def add_features(e, n, weights, z):
 
 
 @helper(SUMS)
-def key_features(favor, e, n, weights, alive, z, peak):
-    """Turn exponents of keys into features; add to z, and raise `peak`."""
+def key_features(favor, e, n, weights, alive, z):
+    """Turn exponents of keys into features, add to z; give the largest exponent."""
+    peak = _ZERO
     for r in range(weights.shape[0]):
         row = row_of(e, r, n)
         if not alive[r]:
             row[:] = _ZERO
             weights[r] = _ZERO
             continue
-        # A nan in an input is in all exponents of its row: the first one tells.
-        if not abs(row[0]) < _HUGE:
-            peak[0] = _f(np.inf)
+        size = row_size(row)
+        # What is not finite is larger than what any number is compared with.
+        peak = max(peak, size if size < _HUGE else _HUGE)
         if favor:
-            _weighted_key_row(row, weights[r], z, peak)
+            _weighted_key_row(row, weights[r], z)
         else:
-            weights[r] /= _summed_key_row(row, peak)
+            weights[r] /= _summed_key_row(row)
             _add_row(row, weights[r], z)
+    return peak
 
 
 @helper(SUMS)
@@ -337,12 +335,12 @@ def _attend_linear(favor, sizes, data, own, sides, work):
     dim, dim_v, n = sizes
     q, k, v, out, alive, given = data
     kept_q, kept_k, inverses, weights, states = own
-    scratch, _, values, state, peak = work[:5]
+    scratch, _, values, state = work[:4]
     # Sums are written where they are kept, if they are.
     if states.shape[0]:
         state = states
     z, sums = state[:n], state[n:]
-    state[:], peak[:], finite = _ZERO, _ZERO, True
+    state[:], peak, finite = _ZERO, _ZERO, True
     spread = key_weights(favor, k, alive, dim, given, weights)
     for r0 in range(0, weights.shape[0], BLOCK):
         part, real = weights[r0 : r0 + BLOCK], alive[r0 : r0 + BLOCK]
@@ -352,7 +350,7 @@ def _attend_linear(favor, sizes, data, own, sides, work):
             continue
         e = feature_rows(kept_k, scratch, r0, n)
         project(after(k, r0), rows, sides[1], dim, n, e)
-        key_features(favor, e, n, part, real, z, peak)
+        peak = max(peak, key_features(favor, e, n, part, real, z))
         copy_rows(after(v, r0), part, True, dim_v, values)
         add_outer(e, n, rows, values, dim_v, sums)
     for r0 in range(0, inverses.shape[0], BLOCK):
@@ -363,7 +361,7 @@ def _attend_linear(favor, sizes, data, own, sides, work):
         finite &= query_features(e, n, z, part)
         times_panels(e, rows, sums, n, dim_v, block)
         normalise(block, dim_v, part)
-    return row_max(peak) + spread, finite
+    return peak + spread, finite
 
 
 @helper(SUMS)
@@ -416,10 +414,10 @@ def _attend_causal(options, sizes, data, own, sides, work):
     dim, dim_v, n = sizes
     q, k, v, out, alive, given = data
     kept_q, kept_k, inverses, weights, states = own
-    scratch_q, scratch_k, values, state, peak, products, key_panels = work
+    scratch_q, scratch_k, values, state, products, key_panels = work
     length, size, finite = weights.shape[0], n * (dim_v + 1), True
     spread = key_weights(favor, k, alive, dim, given, weights)
-    state[:], peak[:] = _ZERO, _ZERO
+    state[:], peak = _ZERO, _ZERO
     z, sums = state[:n], state[n:]
     for r0 in range(0, length, BLOCK):
         end = min(r0 + BLOCK, length)
@@ -431,7 +429,7 @@ def _attend_causal(options, sizes, data, own, sides, work):
         finite &= query_features(e_q, n, z, inverses[r0:end])
         project(after(k, r0), end - r0, sides[1], dim, n, e_k)
         part, totals, block = weights[r0:end], inverses[r0:end], after(out, r0)
-        key_features(favor, e_k, n, part, alive[r0:end], z, peak)
+        peak = max(peak, key_features(favor, e_k, n, part, alive[r0:end], z))
         rows = end - r0
         transpose_panels(e_k[0], e_k[1], e_k[2], rows, n, _ONE, key_panels)
         _triangle(square, e_q, key_panels, n, rows, products)
@@ -446,7 +444,7 @@ def _attend_causal(options, sizes, data, own, sides, work):
         for r in range(rows):
             totals[r] = _add_dot(totals[r], products[r * _WIDE :][:rows], part)
         normalise(block, dim_v, totals)
-    return row_max(peak) + spread, finite
+    return peak + spread, finite
 
 
 @helper(SUMS)
@@ -489,7 +487,6 @@ def attend(options, inputs, shape, kept, out, limit, first, end):
         aligned(BLOCK * stride),
         rows_at(aligned(BLOCK * dim_v), 0, dim_v),
         aligned(size),
-        aligned(n),
         aligned(BLOCK * _WIDE),
         aligned(BLOCK * n),
     )

@@ -52,6 +52,7 @@ _C1, _C2, _C3, _C4, _C5 = (
     _f(-2.605036377907135723e-7),
 )
 _31, _63 = np.int32(31), np.int64(63)
+_POSITIVE, _LEAST = np.int32(2**31 - 1), np.int32(-(2**31))
 
 
 def _sincos32(a):
@@ -181,24 +182,42 @@ def log1p(t):
     return _TWO * z * (_ONE + u * tail)
 
 
-# Without the promise that there is no nan, a maximum is taken one by one. With a nan in
-# the row it is wrong, and what is computed from row and maximum is nan all the same.
-@helper(SUMS | {"nnan"})
+# LLVM takes the largest of numbers one by one, that of integers in vectors, which is
+# seven times as fast. A nan with the sign of a positive number is larger than infinity.
+@helper(EXACT)
+def _ordered(bits):
+    """Turn the bits of a number into an integer that grows with it, and back."""
+    return np.int32(bits ^ np.int32(np.int32(bits >> _31) & _POSITIVE))
+
+
+@helper(EXACT)
+def row_size(row):
+    """Give the largest magnitude, or what is not finite."""
+    top = np.int32(0)
+    for c in range(row.shape[0]):
+        bits = np.int32(np.float32(row[c]).view(np.int32) & _POSITIVE)
+        top = bits if bits > top else top
+    return np.int32(top).view(np.float32)
+
+
+@helper(EXACT)
 def row_max(row):
     """Give the largest element."""
-    top = row[0]
+    top = _LEAST
     for c in range(row.shape[0]):
-        top = row[c] if row[c] > top else top
-    return top
+        bits = _ordered(np.float32(row[c]).view(np.int32))
+        top = bits if bits > top else top
+    return np.int32(_ordered(top)).view(np.float32)
 
 
-@helper(SUMS | {"nnan"})
+@helper(EXACT)
 def row_min(row):
     """Give the least element."""
-    low = row[0]
+    low = _POSITIVE
     for c in range(row.shape[0]):
-        low = row[c] if row[c] < low else low
-    return low
+        bits = _ordered(np.float32(row[c]).view(np.int32))
+        low = bits if bits < low else low
+    return np.int32(_ordered(low)).view(np.float32)
 
 
 @helper(SUMS)
