@@ -38,6 +38,21 @@ def test_version():
     assert result.output == f"coulomb {__version__}\n"
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete(shell):
+    """What a shell runs once for its completion, and what it runs at each tab."""
+    told = RUNNER.invoke(
+        app, [], prog_name="coulomb", env={"_COULOMB_COMPLETE": f"source_{shell}"}
+    )
+    assert "_COULOMB_COMPLETE" in told.output
+    if shell == "bash":
+        env = {"_COULOMB_COMPLETE": "complete_bash", "COMP_WORDS": "coulomb lin"}
+        found = RUNNER.invoke(
+            app, [], prog_name="coulomb", env=env | {"COMP_CWORD": "1"}
+        )
+        assert found.output.split() == ["linearise"]
+
+
 def test_unknown_verbs_are_refused():
     result = RUNNER.invoke(app, ["dmeo"])
     assert result.exit_code == 2

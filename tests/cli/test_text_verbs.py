@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import random
+import re
+import runpy
 
 import pytest
 import typer.testing
@@ -92,12 +94,35 @@ def test_flags_win_over_toml_and_toml_over_the_preset(trained, tmp_path):
     assert settings["schedule"] == "constant"  # of the preset
 
 
-def test_every_setting_is_a_flag():
+def test_help_shows_a_dozen_options_and_help_all_every_setting():
     from coulomb.text.settings import SETTINGS
 
-    result = RUNNER.invoke(app, ["train", "--help"], env={"COLUMNS": "200"})
-    for name in SETTINGS:
-        assert "--" + name.replace("_", "-") in result.output, name
+    def listed(flag):
+        shown = must("train", flag, env={"COLUMNS": "200"}).output
+        return set(re.findall(r"^│ +(--[\w-]+)", shown, re.MULTILINE)), shown
+
+    (few, _), (every, shown) = listed("--help"), listed("--help-all")
+    assert {"--text", "--label", "--encoder", "--out", "--help-all"} <= few
+    assert len(few) <= 13
+    flags = {"--" + name.replace("_", "-") for name in SETTINGS}
+    assert flags <= every
+    assert "[default: (0.0005)]" in shown
+    assert listed("--help")[0] == few  # what was unfolded is folded again
+
+
+def test_new_writes_a_folder_that_runs(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "mine"
+    told = must("new", folder).output
+    assert sorted(x.name for x in folder.iterdir()) == [
+        "reviews.csv", "settings.toml", "train.py",
+    ]  # fmt: skip
+    monkeypatch.chdir(folder)
+    runpy.run_path("train.py")
+    assert "['good', 'bad']" in capsys.readouterr().out
+    command = told.splitlines()[-1].split()[1:]
+    must(*command, "--epochs", "1", "--out", "again")
+    assert run("new", folder).exit_code != 0
+    assert (folder / "train.py").is_file()
 
 
 def test_evaluate(one, trained, tmp_path):

@@ -12,7 +12,7 @@ from text_cases import tiny_settings
 
 from coulomb._support.errors import CoulombError
 from coulomb.text import PAPER_ROWS, PRESETS, VARIANTS, TextSettings, preset
-from coulomb.text.settings import GROUPS, SETTINGS, read_toml
+from coulomb.text.settings import GROUPS, SETTINGS, read_toml, to_toml
 from coulomb.text.setup import build_model
 from coulomb.text.training import learning_rate
 
@@ -196,3 +196,16 @@ def test_learning_rates_rise_then_follow_the_schedule(schedule):
     assert rates[100] == pytest.approx(1.0)
     assert rates[549] == pytest.approx(1.0 if schedule == "constant" else 0.5, abs=2e-3)
     assert rates[-1] == pytest.approx(1.0 if schedule == "constant" else 0.0, abs=2e-3)
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_settings_go_to_toml_and_back(name, tmp_path):
+    changes = {"align_radius": math.inf, "align_shifts": "-1,1", "lower_case": False}
+    settings = preset(name, changes)
+    path = tmp_path / "settings.toml"
+    path.write_text(to_toml(settings), encoding="utf-8")
+    base, values = read_toml(path)
+    assert base is None
+    assert set(values) == set(SETTINGS)
+    other = "default" if name != "default" else "pretrained"
+    assert preset(other, values) == settings

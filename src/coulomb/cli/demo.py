@@ -1,16 +1,44 @@
 """`coulomb demo`: fixed against learned features in under a minute."""
 
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from typer import Option
+from typer import Argument, Option
 
 from coulomb._support.progress import progress_bar
 from coulomb.cli.output import Seed, check_outputs, print_table, say
 
 _COMPONENTS = {"synthetic": 200, "breast cancer": 64, "digits": 64}
 _FEATURES = ("raw", "fixed", "control", "learned")
+
+
+def new(folder: Path = Argument(help="New folder to write.")) -> None:
+    """Write a folder to start from: settings, a small CSV file and a script.
+
+    **Examples**
+
+    `coulomb new reviews`
+    """
+    from coulomb._support.archive import write_folder
+    from coulomb.text.settings import preset, to_toml
+
+    check_outputs(folder=folder)
+    starter = files("coulomb.cli").joinpath("starter")
+    changes = {"width": 32, "n_features": 32, "epochs": 10, "min_steps": 0}
+
+    def write(place: Path) -> None:
+        for part in starter.iterdir():
+            name = part.name.removesuffix(".txt")
+            (place / name).write_bytes(part.read_bytes())
+        settings = to_toml(preset("default", changes | {"batch_size": 16, "lr": 5e-3}))
+        (place / "settings.toml").write_text(settings, "utf-8")
+
+    write_folder(folder, write)
+    say(f"Written: {folder}. Go there, and run `python train.py`, or")
+    train = "coulomb train reviews.csv --text review --label sentiment"
+    say(f"{train} --config settings.toml")
 
 
 def demo(

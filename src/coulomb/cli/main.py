@@ -5,24 +5,32 @@ from typer import Option
 
 from coulomb._version import __version__
 from coulomb.cli import run_command as main
-from coulomb.cli.demo import demo
+from coulomb.cli.demo import demo, new
 from coulomb.cli.doctor import doctor
 from coulomb.cli.experiments import claims, report, reproduce
 from coulomb.cli.linearise import kernels, linearise
-from coulomb.cli.text import diagnose, evaluate, export, predict, runs, train
+from coulomb.cli.text import (
+    Folded,
+    diagnose,
+    evaluate,
+    export,
+    predict,
+    runs,
+    train,
+)
 from coulomb.cli.theory import deviations, meanfield
 
 app = typer.Typer(
     name="coulomb",
     help="Learn kernels as particle systems.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for verb in (demo, doctor, train, evaluate, predict, diagnose, runs, export):
-    app.command()(verb)
-for verb in (linearise, kernels, reproduce, claims, report, meanfield, deviations):
+app.command(cls=Folded)(train)
+_OF_TEXT = (new, evaluate, predict, diagnose, runs, export)
+_OTHERS = (demo, doctor, linearise, kernels, reproduce, claims, report, meanfield)
+for verb in (*_OF_TEXT, *_OTHERS, deviations):
     app.command()(verb)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
 from typer import Argument, Option
+from typer.core import TyperCommand
 
 from coulomb._support.checks import check_member
 from coulomb._support.errors import ParameterError
@@ -88,8 +89,32 @@ def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
 
 def _flag(group: str, part: Field[Any]) -> Any:
     words, panel, kind = part.metadata["help"], _PANELS[group], cast("Any", part.type)
-    option = Option(help=words, rich_help_panel=panel, show_default=False)
+    usual = str(part.metadata["ours"]) or False
+    option = Option(help=words, rich_help_panel=panel, show_default=usual)
     return Annotated[kind | None, option]
+
+
+def _show_all(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        context.meta["all"] = True
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+class Folded(TyperCommand):
+    """A verb of many options, whose help shows the usual ones."""
+
+    usual = "data text label validation test task encoder preset epochs config out "
+    usual += "resume help help_all"
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        folded = [] if ctx.meta.get("all") else self.params
+        rest: list[Any] = [x for x in folded if x.name not in self.usual.split()]
+        for part in rest:
+            part.hidden = True
+        super().format_help(ctx, formatter)
+        for part in rest:
+            part.hidden = False
 
 
 @with_settings
@@ -122,6 +147,13 @@ def train(
     save_every: int = Option(500, min=1, help="Steps between checkpoints."),
     threads: Threads = None,
     tensorboard: bool = Option(False, "--tensorboard", help="Write TensorBoard logs."),
+    help_all: bool = Option(
+        False,
+        "--help-all",
+        callback=_show_all,
+        is_eager=True,
+        help="Show every option; defaults are those of the preset default.",
+    ),
     settings: dict[str, Any] | None = None,
 ) -> None:
     """Train a text classifier or a tagger.
@@ -134,16 +166,11 @@ def train(
 
     `coulomb train reviews.csv --text review --label sentiment`
 
-    `coulomb train reviews.csv --text review --label sentiment --encoder bert-folder
-    --attention linear`
+    `coulomb train reviews.csv --text review --label sentiment --encoder bert-folder`
 
     `coulomb train pairs.jsonl --text first --text second --label same`
 
-    `coulomb train --task mrpc --preset paper-supplement --epochs 3`
-
     `coulomb train --resume runs/reviews-1`
-
-    `torchrun --nproc-per-node 2 -m coulomb train --task sst2 --data-dir data`
     """
     from coulomb._support.ranks import Ranks
     from coulomb.text import load_data, resume_folder, train_in_folder
@@ -462,8 +489,6 @@ def runs(
 
     **Examples**
 
-    `coulomb runs`
-
     `coulomb runs experiments --metric log_loss --json`
     """
     from coulomb.text import list_runs
@@ -614,8 +639,6 @@ def diagnose(
     of the run again. The folder of the run is not changed.
 
     **Examples**
-
-    `coulomb diagnose runs/reviews-1`
 
     `coulomb diagnose runs/sst2-1 --twins 19 --label-twins 3 --json diagnosis.json`
     """

@@ -6,6 +6,7 @@ name, never a class.
 Nothing heavy is imported here: the command line builds its flags from this file.
 """
 
+import json
 import math
 import tomllib
 from collections.abc import Mapping
@@ -545,3 +546,16 @@ def read_toml(path: str | Path) -> tuple[str | None, dict[str, Any]]:
     if name is not None:
         check_member("preset", name, PRESETS)
     return name, values
+
+
+def to_toml(settings: TextSettings) -> str:
+    """Write all settings as `read_toml` reads them, each with what it means."""
+    values = settings.plain()
+    lines = []
+    for group, record in GROUPS.items():
+        lines.append(f"\n# {group}: {(record.__doc__ or '').splitlines()[0]}")
+        for name, (whose, part) in SETTINGS.items():
+            if whose == group:  # strings, numbers and truth values: as JSON has them
+                words = part.metadata["help"]
+                lines.append(f"{name} = {json.dumps(values[name])}  # {words}")
+    return "\n".join(lines).lstrip() + "\n"
