@@ -19,7 +19,7 @@ help:
 	@echo "make check   linters, types, import contracts"
 	@echo "make attack  KILLS=100 kills, FILES=500 hostile files, EXAMPLES=400 inputs each"
 	@echo "make bench   speed and accuracy against peers, as ratios"
-	@echo "make docs    check the documentation's code and links"
+	@echo "make docs    build the site, with its examples run, into build/site"
 
 install: $(STAMP) $(LOOPS)
 
@@ -68,7 +68,8 @@ bench: install
 	$(BIN)/python benchmarks/accuracy.py
 
 docs: install
-	$(BIN)/python -m pytest tests/docs
+	$(BIN)/python -m sphinx -qW --keep-going --doctree-dir build/doctrees docs build/site
+	@echo "The site: build/site/index.html"
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis

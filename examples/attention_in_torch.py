@@ -1,9 +1,9 @@
-"""Linear attention in a torch model: swapped in, trained, and decoded recurrently.
+"""Linear attention in a torch model
+=================================
 
-A causal model reads three random letters, repeated over and over, and predicts the next
-letter. torch's own encoder layers are built as usual, one line swaps their attention,
-and a few steps of Adam train them. At the end the model reads a text twice: all letters
-at once, and one by one with a state of fixed size. Both predict the same.
+A causal model reads three random letters, repeated over and over, and predicts the
+next. One line swaps the attention of torch's own layers, which are then trained. At the
+end all letters are read at once, and one by one with a state of fixed size.
 """
 
 import torch

@@ -1,4 +1,5 @@
-"""Fixed against learned random features, with the control in between.
+"""Fixed against learned features
+==============================
 
 The labels depend on a sine of the first column and a product of two others. Fixed
 features know none of this. Learned ones find the columns and the frequencies; their

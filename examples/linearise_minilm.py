@@ -1,4 +1,7 @@
-"""A sentence encoder with linear attention, learned in seconds from unlabelled text.
+"""A sentence encoder becomes linear
+=================================
+
+Linear attention is learned in seconds from unlabelled text.
 
 The sentences are those of the descriptions of scikit-learn's data sets. The particles
 of every head are placed so that its attention rows agree with softmax; no other weight

@@ -1,4 +1,7 @@
-"""The particle system without an estimator: energy, dynamics, a saved run.
+"""The particle system without an estimator
+========================================
+
+Energy, dynamics, a saved run.
 
 Particles in the plane are pulled by an alignment energy and pushed apart by a
 logarithmic repulsion. The run is interrupted, saved, loaded and continued; it ends

@@ -1,4 +1,7 @@
-"""A table as it comes: numbers, words and gaps, in one estimator.
+"""A table as it comes
+===================
+
+Numbers, words and gaps, in one estimator.
 
 The wage depends on a bump in age, on the job and on whether a form was left empty. The
 regressor finds the columns that matter; the classifier says how sure it is. Nothing is

@@ -1,4 +1,5 @@
-"""A classifier of short reviews, in which "not" turns the next word around.
+"""A classifier of short reviews
+=============================
 
 "not dull" is praise and "not fine" is not. A bag of words sees which words occur, not
 which of them was turned around; attention sees both. The rows are softmax attention, a

@@ -1,6 +1,7 @@
 """The distribution: it builds, installs and runs without the repository."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -47,7 +48,7 @@ def test_sdist_holds_what_a_packager_needs(built):
 
 
 def test_installs_and_runs(built, tmp_path):
-    """Into an environment that sees this one's dependencies but not its coulomb.
+    """From a folder, into an environment that sees this one's dependencies only.
 
     The wheel was built from the sdist, so that both are whole.
     """
@@ -64,8 +65,20 @@ def test_installs_and_runs(built, tmp_path):
 
     run(
         sys.executable, "-m", "pip", "--python", python, "install", "--no-deps",
-        "--no-compile", "-q", "--force-reinstall", built[0],
+        "--no-compile", "-q", "--force-reinstall", "--no-index",
+        "--find-links", built[0].parent, "coulomb",
     )  # fmt: skip
     code = "import coulomb; print(coulomb.__file__); coulomb.CoulombSampler"
     assert str(tmp_path) in run(python, "-c", code)
     assert run(coulomb, "--version").startswith("coulomb ")
+
+
+def test_the_version_is_dated_in_the_changelog_and_cited(built):
+    from coulomb import __version__
+
+    assert f"coulomb-{__version__}-" in built[0].name
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(
+        rf"^## {re.escape(__version__)} - \d{{4}}-\d\d-\d\d$", changes, re.M
+    )
+    assert f"version: {__version__}\n" in (ROOT / "CITATION.cff").read_text()

@@ -1,0 +1,115 @@
+"""The site: it builds without a warning, and a browser finds its way on it."""
+
+import functools
+import http.server
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Built from a copy, with one example run; `make docs` runs them all."""
+    folder = tmp_path_factory.mktemp("site")
+    ignored = shutil.ignore_patterns("api", "gallery", "__pycache__")
+    for part in ("docs", "examples"):
+        shutil.copytree(ROOT / part, folder / part, ignore=ignored)
+    shutil.copy(ROOT / "CHANGELOG.md", folder)
+    subprocess.run(
+        [sys.executable, "-m", "sphinx", "-qW", "--keep-going", "docs", "html"],
+        cwd=folder,
+        check=True,
+        env=os.environ | {"COULOMB_GALLERY": "phase_portrait", "OMP_NUM_THREADS": "1"},
+    )
+    return folder / "html"
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    handler = functools.partial(Quiet, directory=site)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_links_of_the_site_lead_somewhere(site):
+    """To a file of the site, and to a place in it."""
+    pages = {page: page.read_text("utf-8") for page in site.rglob("*.html")}
+    places = {
+        page: set(re.findall(r'\bid="([^"]+)"', text)) for page, text in pages.items()
+    }
+    broken = []
+    for page, text in pages.items():
+        for link in re.findall(
+            r'<(?:a|img|script|link)\b[^>]*?(?:href|src)="([^"]*)"', text
+        ):
+            if re.match(r"[a-z]+:|//", link):
+                assert not re.search(
+                    r"<(?:script|link|img)[^>]*" + re.escape(link), text
+                )
+                continue
+            name, _, place = unquote(link.split("?")[0]).partition("#")
+            target = (page.parent / name).resolve() if name else page
+            if target.is_dir():
+                target /= "index.html"
+            there = target.exists() and (
+                not place or place in places.get(target, place)
+            )
+            if not there:
+                broken.append(f"{page.relative_to(site)}: {link}")
+    assert not broken, "\n".join(broken)
+    assert len(pages) > 40
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_a_browser_finds_the_sampler(address, width):
+    program = next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None:
+        pytest.skip(f"no browser is installed; looked for {', '.join(NAMES)}")
+    complaints = []
+
+    def note(request):
+        if not request.url.startswith((address, "data:")):
+            complaints.append(request.url)
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=program, args=["--no-sandbox"]
+        )
+        tab = browser.new_page(viewport={"width": width, "height": 844})
+        tab.on("console", lambda message: complaints.append(message.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("request", note)
+        tab.on("response", lambda x: x.ok or complaints.append(f"{x.status} {x.url}"))
+        tab.goto(f"{address}/index.html")
+        tab.goto(f"{address}/search.html?q=CoulombSampler")
+        found = tab.locator("ul.search li a").first
+        found.wait_for(timeout=60_000)
+        tab.locator("ul.search a[href*='coulomb.CoulombSampler']").first.click()
+        tab.locator("dt[id='coulomb.CoulombSampler']").wait_for()
+        for page in ("gallery/draw_phase_portrait", "theory/particles-to-density"):
+            tab.goto(f"{address}/{page}.html")
+            overflow = "document.documentElement.scrollWidth - window.innerWidth"
+            assert tab.evaluate(overflow) <= 1, page
+        assert tab.locator("math").count() > 10
+        browser.close()
+    assert not complaints, "\n".join(complaints)
