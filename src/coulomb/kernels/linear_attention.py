@@ -10,12 +10,9 @@ not. The passes forwards look at the largest exponents of keys; whoever calls th
 result away if they leave the range in which nothing is lost, or if anything is not
 finite.
 
-*Causal*: inside a block of rows the lower triangle of `e(q) e(k)'` is formed; what came
-before is in the sums S and z. The pass back goes from the last span of a few blocks to
-the first; in each, once forwards for the queries and once backwards for the keys. Only
-the sums before each span are stored. *Square*: the quadratic form of short sequences,
-in which one block is all there is and the whole square of products takes the place of
-the triangle.
+*Causal*: as in `attention.ops.blocked`; a *span* is a few blocks, before which the sums
+are stored. *Square*: the quadratic form of short sequences, in which one block is all
+there is and the whole square of products takes the place of the triangle.
 
 Inputs are flat arrays with the beginnings of their sequences and the distances of heads
 and of rows. A *group* is a head of a sequence; the sequences of a head follow one

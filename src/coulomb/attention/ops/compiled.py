@@ -233,11 +233,9 @@ def decoder(
     positions: Tensor,
     state: tuple[Tensor, Tensor],
 ) -> Callable[[Token, Tensor, Tensor], Tensor] | None:
-    """Prepare to add tokens to a state; what is given adds one, and makes the output.
+    """Prepare to add a token to a state, written to another one or to itself.
 
-    None if the loops cannot, or are not worth it. Whatever takes part is expected to
-    have the right shape: `decode_step` has looked. Where the new state goes is given
-    with the token; it may be the old one.
+    None if the loops cannot, or are not worth it; `decode_step` has looked at shapes.
     """
     sums, shift = (x.contiguous() for x in state)
     if sums.numel() < _FEWEST_DECODED or must_be_traceable(sums):

@@ -268,62 +268,46 @@ def decode_step(
 
 
 class Decoder:
-    """Decode token by token, with everything prepared and a state that is overwritten.
-
-    The same numbers as `decode_step`, in less time: checks are made once, and no memory
-    is taken for new states.
+    """Decode in less time: checks are made once, and the state is overwritten.
 
     Parameters
     ----------
-    state
-        The state before the first token; it is copied.
-    particles, feature_map, key_particles
-        As in `kernel_attention`. Particles must not be exchanged; their numbers may.
-
-    Attributes
-    ----------
-    state
-        The state after the last token.
+    state, particles, feature_map
+        As in `decode_step`; the state is copied.
 
     Examples
     --------
     >>> particles = Particles(torch.ones(4, 2))
     >>> state = init_state(particles, "favor", batch=1, heads=1, dim_v=1)
-    >>> decoder = Decoder(state, particles, "favor")
-    >>> for value in (1.0, 3.0):
-    ...     x, v = torch.ones(1, 1, 2), torch.full((1, 1, 1), value)
-    ...     print(decoder.step(x, x, v).item())
-    1.0
-    2.0
+    >>> x = torch.ones(1, 1, 2)
+    >>> Decoder(state, particles, "favor").step(x, x, torch.ones(1, 1, 1))
+    tensor([[[1.]]])
     """
 
     def __init__(
-        self,
-        state: AttentionState,
-        particles: Particles,
-        feature_map: FeatureMap,
-        *,
-        key_particles: Particles | None = None,
+        self, state: AttentionState, particles: Particles, feature_map: FeatureMap
     ) -> None:
         self.state = AttentionState(*(x.detach().clone() for x in state))
-        self._particles, self._key_particles = particles, key_particles
-        self._map = as_feature_map(feature_map)
+        self._about = particles, as_feature_map(feature_map)
         self._step: Any = None
         self._shapes: tuple[torch.Size, ...] | None = None  # that the step is for
 
     def step(self, q_t: Tensor, k_t: Tensor, v_t: Tensor) -> Tensor:
-        """Add one token, with shapes as in `decode_step`, and give its output."""
+        """Add one token and give its output.
+
+        Parameters
+        ----------
+        q_t, k_t, v_t
+            As in `decode_step`.
+        """
         token = q_t, k_t, v_t
         shapes = q_t.shape, k_t.shape, v_t.shape
         if shapes == self._shapes and compiled.decodable(token):
             out: Tensor = self._step(token, *self.state)
             return out
-        about = *token, self._particles, self._map
-        keys, self._shapes = self._key_particles, None
-        out, state = decode_step(self.state, *about, key_particles=keys)
+        out, state = decode_step(self.state, *token, *self._about)
         self.state = AttentionState(*(x.detach().contiguous() for x in state))
-        if keys is None:
-            positions = self._particles.positions
-            self._step = compiled.decoder(self._map, token, positions, self.state)
-            self._shapes = None if self._step is None else shapes
+        (positions, _), feature_map = self._about
+        self._step = compiled.decoder(feature_map, token, positions, self.state)
+        self._shapes = None if self._step is None else shapes
         return out

@@ -2,11 +2,10 @@
 
 A *form* is an order of the products (`linear`, `quadratic`, `causal`) in an engine
 (compiled `loops`, or blocks of `torch`). Its cost is `overhead + rate * products`, with
-the number of multiplications and two numbers that are measured at two sizes, forwards
-and with the pass back. The numbers are kept in a file for each processor, number of
-threads, vector width, version of torch, numba and the loops; from then on the choice is
-a function of shapes and that file alone. `COULOMB_TUNE=0`, and a folder that cannot be
-written, leave a fixed rule: the fewest multiplications, in loops where there are any.
+two numbers measured at two sizes, forwards and with the pass back, and kept in a file
+for each `machine()`: the choice is a function of shapes and that file alone.
+`COULOMB_TUNE=0`, and a folder that cannot be written, leave a fixed rule: the fewest
+multiplications, in loops where there are any.
 """
 
 import hashlib
