@@ -10,13 +10,14 @@ learned features and draws their directions anew, and is the mean of three draws
 HistGradientBoosting is fitted beside every fit of ours.
 
 `python benchmarks/tabular.py --ablation --out DIR` leaves parts of a fit out, or adds
-noise, on the tables of `tables.DEVELOPMENT`.
+noise, on three splits of the tables of `tables.DEVELOPMENT`.
 """
 
 import contextlib
 import json
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,7 @@ from tables import DEVELOPMENT, FRESH, load
 BUDGETS = (64, 256, 32, 1024)
 MOST_ROWS, MOST_TEST_ROWS = 2000, 4000
 CONTROLS = 3
+SPLITS = 3  # of a table, in the ablation
 PENALTIES = np.logspace(-4, 4, 17)
 SCALES = np.logspace(-1.5, 1.5, 7)  # times 1 / columns
 LEARNED = "learned"
@@ -56,9 +58,9 @@ TREES = ("HistGradientBoosting", "LightGBM")
 class Split:
     """Training and test rows of one table."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, seed: int = 0) -> None:
         rows = load(name)
-        order = np.random.default_rng(0).permutation(len(rows.y))
+        order = np.random.default_rng(seed).permutation(len(rows.y))
         count = min(MOST_ROWS, int(0.75 * len(order)))
         train, test = order[:count], order[count:][:MOST_TEST_ROWS]
         self.classes = rows.classes
@@ -169,11 +171,12 @@ def without(method: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def with_noise() -> Iterator[None]:
-    """Let particles move with the noise of the posterior of a batch."""
+    """Let particles, not shared scales, move with the noise of a batch's posterior."""
 
     def noisy(step_size: float, **options: Any) -> AdamLangevin:
+        count = len(options["domain"].mask)
         # The law is exp(-beta N H), and H is minus the log evidence of a row.
-        beta = options["batch_size"] / len(options["domain"].mask)
+        beta = options["batch_size"] / count if count > 1 else np.inf
         return AdamLangevin(step_size, inverse_temperature=beta, **options)
 
     with mock.patch.object(learning, "AdamLangevin", noisy):
@@ -197,44 +200,47 @@ ABLATIONS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 }
 
 
-def ablated(name: str, n_components: int, part: str) -> dict[str, Any]:
+def ablated(name: str, seed: int, n_components: int, part: str) -> dict[str, Any]:
     """Score features that were learned without a part."""
-    split = Split(name)
+    split = Split(name, seed)
     change, options = ABLATIONS[part]
     target = "classes" if split.classes else "number"
-    sampler = CoulombSampler(n_components, target=target, random_state=0, **options)
+    sampler = CoulombSampler(n_components, target=target, random_state=seed, **options)
     with change():
         _, seconds = cpu(lambda: sampler.fit(split.X, split.y))
     score = split.score(sampler.transform, split.X, split.new)
-    record = {"set": name, "n_components": n_components, "part": part, "score": score}
-    return record | {"seconds": seconds, "steps": sampler.n_iter_}
+    record = {"set": name, "split": seed, "n_components": n_components, "part": part}
+    return record | {"score": score, "seconds": seconds, "steps": sampler.n_iter_}
 
 
 def ablation(out: Path) -> str:
     """Run what is not there yet, and write the differences."""
-    for name in DEVELOPMENT:
+    for seed in range(SPLITS):
         for n_components in (256, 64):
-            for part in ABLATIONS:
-                path = out / f"{name}-{n_components}-{part.replace(' ', '-')}.json"
-                once(path, ablated, name, n_components, part)
+            for name in DEVELOPMENT:
+                for part in ABLATIONS:
+                    job = name, seed, n_components, part
+                    title = "-".join(map(str, job)).replace(" ", "-")
+                    once(out / f"{title}.json", ablated, *job)
     return ablation_table(out)
 
 
 def ablation_table(out: Path) -> str:
-    """Write differences from everything, by what is there."""
+    """Write differences from everything, means of the splits that are there."""
     records = [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
-    scores = {(r["set"], r["n_components"], r["part"]): r["score"] for r in records}
+    keys = "set", "split", "n_components", "part"
+    scores = {tuple(r[key] for key in keys): r["score"] for r in records}
     lines = ["| | D = 64 | D = 256 |", "| --- | ---: | ---: |"]
     for part in list(ABLATIONS)[1:]:
         cells = []
         for n_components in (64, 256):
-            gaps = [
-                scores[name, n_components, part] - scores[name, n_components, whole]
-                for name in DEVELOPMENT
-                for whole in list(ABLATIONS)[:1]
-                if (name, n_components, part) in scores
-            ]
-            cells.append(f"{mean_and_error(np.array(gaps))} ({len(gaps)})")
+            gaps = defaultdict(list)
+            for (name, seed, count, changed), score in scores.items():
+                whole = scores.get((name, seed, n_components, "everything"))
+                if (count, changed) == (n_components, part) and whole is not None:
+                    gaps[name].append(score - whole)
+            means = np.array([np.mean(gap) for gap in gaps.values()])
+            cells.append(f"{mean_and_error(means)} ({len(means)})")
         lines.append(f"| {part} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
