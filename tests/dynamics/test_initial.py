@@ -8,8 +8,6 @@ from coulomb.dynamics.initial import (
     Gaussian,
     Orthogonal,
     Sparse,
-    UniformBall,
-    UniformBox,
     draw_phases,
     starting_laws,
 )
@@ -53,16 +51,6 @@ def test_sparse_particles_choose_coordinates_uniformly(generator):
     assert float((share - 0.4).abs().max()) < 4 * math.sqrt(0.24 / 30_000)
 
 
-def test_uniform_laws_fill_their_sets(generator):
-    ball = UniformBall(2.0).draw(30_000, 3, generator=generator)
-    assert float(ball.norm(dim=-1).max()) <= 2
-    inner = (ball.norm(dim=-1) < 1).double().mean()  # an eighth of the volume
-    assert abs(float(inner) - 0.125) < 4 * math.sqrt(0.11 / 30_000)
-    box = UniformBox(1.0, 3.0).draw(1000, 3, generator=generator)
-    assert 1 <= float(box.min()) < 1.01
-    assert 2.99 < float(box.max()) <= 3
-
-
 def test_phases(generator):
     phases = draw_phases(10_000, generator=generator)
     assert phases.min() >= 0
@@ -75,5 +63,3 @@ def test_messages():
         Gaussian(0)
     with pytest.raises(ParameterError, match="`coordinates` must be at least 1; got 0"):
         Sparse(0)
-    with pytest.raises(ParameterError, match="`upper` must be greater"):
-        UniformBox(1, 1)

@@ -242,52 +242,6 @@ class SpectralMixture(AbstractLaw):
         return self.draw_parts(n, dim, generator=generator).positions
 
 
-@starting_laws.add("uniform-ball")
-@dataclass(frozen=True)
-class UniformBall(AbstractLaw):
-    """Uniform in the centred ball.
-
-    Parameters
-    ----------
-    radius
-        Of the ball.
-    """
-
-    radius: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_real("radius", self.radius, above=0)
-
-    def _draw(self, n: int, dim: int, generator: torch.Generator) -> Tensor:
-        direction = torch.randn(n, dim, generator=generator, dtype=torch.float64)
-        direction = direction / vector_norm(direction, dim=-1, keepdim=True)
-        depth = torch.rand(n, 1, generator=generator, dtype=torch.float64)
-        return self.radius * depth.pow(1 / dim) * direction
-
-
-@starting_laws.add("uniform-box")
-@dataclass(frozen=True)
-class UniformBox(AbstractLaw):
-    """Uniform in the box `[lower, upper]^dim`.
-
-    Parameters
-    ----------
-    lower, upper
-        The sides.
-    """
-
-    lower: float = -1.0
-    upper: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_real("lower", self.lower)
-        check_real("upper", self.upper, above=self.lower)
-
-    def _draw(self, n: int, dim: int, generator: torch.Generator) -> Tensor:
-        unit = torch.rand(n, dim, generator=generator, dtype=torch.float64)
-        return self.lower + (self.upper - self.lower) * unit
-
-
 def draw_phases(
     n: int, *, generator: torch.Generator, dtype: torch.dtype = torch.float64
 ) -> Tensor:
