@@ -611,9 +611,9 @@ def _machine_tables(record: dict[str, Any]) -> list[str]:
         ]
         lines += ["### Decoding, ms per token and layer", ""]
         lines += [
-            f"Mean of {TOKENS} tokens in a row; the first of them, whose state was"
+            f"Mean of {TOKENS} tokens in a row by a `Decoder`; the first of them, whose"
         ]
-        lines += ["not in the caches, also by itself.", ""]
+        lines += ["state was not in the caches, also by itself.", ""]
         lines += table(["context", *names], cells)
     cells = [
         [
