@@ -298,8 +298,9 @@ def _encoder_checks() -> dict[str, _Check]:
         for name in feature_maps
         if feature_maps.build(name).loop_code is not None
     }
-    kernel = {"feature_map": "favor", "n_features": 32, "qkv": "shared"}
-    layers["favor, shared projections"] = partial(attention.KernelAttention, **kernel)
+    layers["favor, shared projections"] = partial(
+        attention.KernelAttention, feature_map="favor", n_features=32, qkv="shared"
+    )
     layers["softmax"] = attention.SoftmaxAttention
     layers["linformer"] = partial(attention.Linformer, max_length=16, rank=6)
     return {f"encoder: {name}": partial(encode, x) for name, x in layers.items()}
