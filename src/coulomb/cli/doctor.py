@@ -298,9 +298,8 @@ def _encoder_checks() -> dict[str, _Check]:
         for name in feature_maps
         if feature_maps.build(name).loop_code is not None
     }
-    layers["favor, shared projections"] = partial(
-        attention.KernelAttention, feature_map="favor", n_features=32, qkv="shared"
-    )
+    first = next(iter(layers))  # one map for what all of them share
+    layers[f"{first}, shared projections"] = partial(layers[first], qkv="shared")
     layers["softmax"] = attention.SoftmaxAttention
     layers["linformer"] = partial(attention.Linformer, max_length=16, rank=6)
     return {f"encoder: {name}": partial(encode, x) for name, x in layers.items()}
