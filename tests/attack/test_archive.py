@@ -31,6 +31,8 @@ REFUSED = {
     "[" * 65 + "]" * 65: "nested more than 64 deep",
     '{"a":' * 65 + "1" + "}" * 65: "nested more than 64 deep",
     "[" * 100_000: "nested more than 64 deep",
+    "[" + "[]," * 2**21 + "[]]": "too many values",
+    "[" + "1," * 2**24 + "1,1,1,1,1,1,1,1,1]": "too many values",
     "1" * 41: "a number of 41 digits",
     "1e309": "1e309 is not finite",
     "NaN": "NaN is not finite",

@@ -33,6 +33,7 @@ except ImportError:  # without locks nothing is swept, and nobody is kept out
 
 MOST_JSON, MOST_TABLE, MOST_TENSORS = 2**28, 2**32, 2**36  # bytes of a file
 _DEEPEST, _LONGEST_NUMBER = 64, 40  # levels and characters of JSON
+_MOST_PARTS = 2**21  # lists and objects of JSON; eight times as many values
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}(\.[^.]*)?")
 _NESTING = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
@@ -290,7 +291,10 @@ def parse_json(
 
     try:
         text = text if isinstance(text, str) else text.decode("utf-8-sig")
-        if _depth(text) > _DEEPEST:
+        parts = text.count("[") + text.count("{")
+        if max(parts, text.count(",") // 8) > _MOST_PARTS:
+            raise ValueError("it holds too many values")
+        if parts > _DEEPEST and _depth(text) > _DEEPEST:
             raise ValueError(f"nested more than {_DEEPEST} deep")
         found = json.loads(text, parse_int=whole, parse_float=real, parse_constant=real)
         if "\\ud" in text.lower():  # half of a pair cannot be printed or written
@@ -301,8 +305,6 @@ def parse_json(
 
 
 def _depth(text: str) -> int:
-    if text.count("[") + text.count("{") <= _DEEPEST:
-        return 0
     depth = deepest = 0
     for token in _NESTING.finditer(text):
         sign = token.group()[0]

@@ -19,7 +19,7 @@ from scipy import sparse
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
-from coulomb._support.checks import check_labels
+from coulomb._support.checks import check_labels, check_memory
 from coulomb._support.errors import (
     FileFormatError,
     ParameterError,
@@ -329,6 +329,9 @@ def _parquet_chunks(path: Any, y: Any, weight: Any) -> Chunks:
     with _reading(path):
         files = list(dataset.dataset(str(path), format="parquet").get_fragments())
         groups = [group for file in files for group in file.split_by_row_group()]
+    lengths = [group.count_rows() for group in groups]
+    width = max((len(group.physical_schema) for group in groups), default=0)
+    check_memory("X", 8 * width * max(lengths, default=0))
     if not groups:
         raise FileFormatError(f"{path} is not a Parquet table: it has no rows.")
 
@@ -339,7 +342,7 @@ def _parquet_chunks(path: Any, y: Any, weight: Any) -> Chunks:
             X, *others = _split_off(table, y, weight)
             yield Chunk(X, *(None if x is None else x.to_numpy() for x in others))
 
-    return Chunks(read, [group.count_rows() for group in groups])
+    return Chunks(read, lengths)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from importlib.metadata import version
@@ -31,6 +31,8 @@ from coulomb._support.errors import CoulombError, FileFormatError
 Job = dict[str, Any]
 """Plain data that say all about a piece of work: method, constants, seed, trial, ..."""
 
+_REPEATED = ("seed", "trial", "design", "head")  # of a row; there may be many
+_MOST_VALUES = 200  # of a setting, and names of metrics
 _LARGEST = 1e100  # of a metric; what is beyond cannot be averaged or drawn
 FILE = "records.jsonl"
 COMPRESSED = ".csv.gz"
@@ -226,6 +228,7 @@ def load_records(path: Path, problems: list[str] | None = None) -> list[Record]:
     for place, content in contents:
         record = _checked(place, content, problems)
         found[json.dumps(record.job, sort_keys=True), record.split] = record
+    _check_variety(path, found.values())
     return [found[row] for row in sorted(found)]
 
 
@@ -312,6 +315,23 @@ def _checked(place: str, content: Any, problems: list[str] | None) -> Record:
                 )
     _check_job(place, content["job"])
     return Record(**{name: content[name] for name in _FIELDS}, extra=extra)
+
+
+def _check_variety(path: Path, records: Collection[Record]) -> None:
+    """Refuse what would make pages and tables without end."""
+    values: dict[str, set[str]] = {}
+    for record in records:
+        for name, value in record.job.items():
+            if name not in _REPEATED:
+                values.setdefault(f"job.{name}", set()).add(repr(value))
+        for part in ("job", "metrics", "seconds", "environment"):
+            values.setdefault(part, set()).update(getattr(record, part))
+    for name, found in values.items():
+        if len(found) > _MOST_VALUES:
+            raise FileFormatError(
+                f"{path}: `{name:.60}` has {len(found):,} names or values; at most "
+                f"{_MOST_VALUES} are read."
+            )
 
 
 def _check_job(place: str, job: Job) -> None:

@@ -18,6 +18,7 @@ LIGHT, DARK = zip(*_SLOTS, strict=True)
 TONES: dict[str, list[str]] = _COLOURS["tones"]
 METHOD_SLOTS: dict[str, list[int]] = _COLOURS["methods"]
 BAND_OPACITY = 0.13
+_MOST_LAYERS = 100
 
 
 def theme_styles() -> str:
@@ -151,6 +152,9 @@ class Chart:
 def drawable(chart: Chart) -> Chart:
     """Leave out what an axis cannot show: no number, or nothing to take the log of.
 
+    Of more layers than a legend has room for the first are shown, and the caption says
+    so.
+
     Examples
     --------
     >>> curve = Curve("a", (0.0, 1.0, 2.0), (1.0, 2.0, float("nan")))
@@ -179,7 +183,10 @@ def drawable(chart: Chart) -> Chart:
             kept = [True]
         if any(kept):
             layers.append(layer)
-    return replace(chart, layers=tuple(layers))
+    caption = chart.caption
+    if len(layers) > _MOST_LAYERS:
+        caption += f" The first {_MOST_LAYERS} of {len(layers):,} rows."
+    return replace(chart, layers=tuple(layers[:_MOST_LAYERS]), caption=caption.strip())
 
 
 def _pick(layer: Drawn, kept: Sequence[bool], *columns: str) -> Drawn:

@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,7 +132,8 @@ def arrange(results: Results) -> Contents:
         if name in PARTS:
             continue
         try:
-            sections.append(_BUILDERS.get(name, _default_section)(records[name]))
+            section = _BUILDERS.get(name, _default_section)(records[name])
+            sections.append(_first_charts(section, problems))
         except BROKEN as error:
             problems.append(
                 f"{clean(name)}: cannot be drawn, because a record lacks something "
@@ -153,6 +154,24 @@ def arrange(results: Results) -> Contents:
         sections=sections,
         settings_tables=[_settings(results), _environments(everything)],
     )
+
+
+_MOST_CHARTS = 36  # of a section; each takes half a second
+
+
+def _first_charts(section: Section, problems: list[str]) -> Section:
+    """Leave out charts beyond a bound, and say so."""
+    count, groups = 0, []
+    for group in section.groups:
+        charts = group.charts[: max(0, _MOST_CHARTS - count)]
+        groups.append(replace(group, charts=charts))
+        count += len(group.charts)
+    if count <= _MOST_CHARTS:
+        return section
+    problems.append(
+        f"{section.title}: the first {_MOST_CHARTS} of {count:,} charts are drawn."
+    )
+    return replace(section, groups=groups)
 
 
 def _default_section(records: Sequence[Record]) -> Section:

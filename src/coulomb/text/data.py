@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from coulomb._support.checks import check_labels, check_member, check_real
+from coulomb._support.checks import check_labels, check_member, check_memory, check_real
 from coulomb._support.errors import ParameterError, ParameterTypeError, shown
 from coulomb.text.files import Form, read_rows
 
 Text = str | tuple[str, ...]
 Rows = tuple[Sequence[Any], Sequence[Any]]
+_LONGEST_TEXT = 2**22
 SAME_SPLIT = (
     "Metrics are on the validation split, which also chose the checkpoint: they are "
     "somewhat too good."
@@ -319,6 +320,11 @@ def check_text(text: Any, row: int, *, tagged: bool = False) -> Text:
 
 
 def _check_unicode(text: str, row: int) -> str:
+    if len(text) > _LONGEST_TEXT:
+        raise ParameterError(
+            f"Row {row}: a text must have at most {_LONGEST_TEXT:,} characters; got "
+            f"{len(text):,}. Cut it, or close its quotes."
+        )
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -333,6 +339,7 @@ def check_texts(texts: Iterable[Any], *, tagged: bool) -> list[Text]:
     """Check all texts, whose rows are counted from one."""
     rows = enumerate(texts, 1)
     checked = [check_text(text, row, tagged=tagged) for row, text in rows]
+    check_memory("data", sum(len(part) for text in checked for part in parts_of(text)))
     if checked and not tagged:
         check_pairs(checked, isinstance(checked[0], tuple))
     return checked

@@ -3,6 +3,7 @@
 import codecs
 import csv
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -11,8 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coulomb._support.archive import check_file, parse_json
-from coulomb._support.errors import FileFormatError, ParameterError
+from coulomb._support.checks import check_memory, retold
+from coulomb._support.errors import FileFormatError, ParameterError, shown
 
+_BYTES_PER_VALUE = 64  # of a Python number or a short word, about
+_MOST_COLUMNS = 10_000  # of a file whose columns are all read
+_MOST_NAMED = 20  # columns in a message
 _LONGEST_FIELD = 2**31 - 1  # the csv module stops at 131,072 characters otherwise
 _UTF8 = "utf-8-sig"  # with or without a mark of the byte order
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
@@ -234,6 +239,8 @@ def _jsonl(path: Path, names: Sequence[str] | None, form: Form) -> dict[str, lis
                 )
             found |= dict.fromkeys(check_columns(place, names, list(row)))
             rows.append(row)
+    check_columns(str(path), names, list(found))
+    check_memory("data", 8 * len(found) * len(rows))
     return {name: [row.get(name) for row in rows] for name in found}
 
 
@@ -241,13 +248,30 @@ def _parquet(path: Path, names: Sequence[str] | None, _: Form) -> dict[str, list
     import pyarrow
     import pyarrow.parquet
 
-    try:
-        header = pyarrow.parquet.read_schema(path).names
-        names = check_columns(str(path), names, header)
-        table = pyarrow.parquet.read_table(path, columns=list(dict.fromkeys(names)))
-        return {name: table.column(name).to_pylist() for name in names}
-    except (pyarrow.ArrowException, KeyError, OSError, ValueError) as error:
-        raise FileFormatError(f"{path} is not a Parquet file: {error}.") from error
+    with retold(f"{path} is not a Parquet file"):
+        schema = pyarrow.parquet.read_schema(path)
+        names = check_columns(str(path), names, schema.names)
+        wanted = [schema.field(name) for name in dict.fromkeys(names)]
+        # Words that are repeated are held once, however often a small file says them.
+        words = [each.name for each in wanted if pyarrow.types.is_string(each.type)]
+        with pyarrow.parquet.ParquetFile(path, read_dictionary=words) as file:
+            check_memory("data", _BYTES_PER_VALUE * len(names) * file.metadata.num_rows)
+            table = file.read(columns=[each.name for each in wanted])
+        return {name: _values(table.column(name)) for name in names}
+
+
+def _values(column: Any) -> list[Any]:
+    """Give the values of an Arrow column; equal words are one object."""
+    found: list[Any] = []
+    for chunk in column.chunks:
+        words = getattr(chunk, "dictionary", None)
+        if words is None:
+            found += chunk.to_pylist()
+        else:
+            known = words.to_pylist()
+            places = chunk.indices.to_pylist()
+            found += [None if i is None else known[i] for i in places]
+    return found
 
 
 _USUAL = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
@@ -269,18 +293,23 @@ def check_columns(
     place: str, names: Sequence[str] | None, header: Sequence[str]
 ) -> Sequence[str]:
     """Give the columns to read, all of them if none are named."""
-    twice = [name for name in header if header.count(name) > 1]
-    if twice:
+    name, count = Counter(header).most_common(1)[0] if header else ("", 1)
+    if count > 1:
         raise FileFormatError(
-            f"{place} has {header.count(twice[0])} columns named {twice[0]!r}. Rename "
-            "all but one."
+            f"{place} has {count} columns named {shown(name)}. Rename all but one."
+        )
+    if names is None and len(header) > _MOST_COLUMNS:
+        raise FileFormatError(
+            f"{place} has {len(header):,} columns; at most {_MOST_COLUMNS:,} are read."
         )
     for name in names or ():
         if name not in header:
-            near = get_close_matches(name, header, n=1, cutoff=0.5)
+            some = [shown(each).strip("'") for each in header[:_MOST_NAMED]]
+            near = get_close_matches(name, some, n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]!r}?" if near else "."
+            more = ", ..." if len(header) > len(some) else ""
             raise ParameterError(
-                f"{place} has no column {name!r}{hint} It has: {', '.join(header)}. "
-                "Name columns with --text and --label."
+                f"{place} has no column {name!r}{hint} It has: {', '.join(some)}{more}"
+                ". Name columns with --text and --label."
             )
     return names or header

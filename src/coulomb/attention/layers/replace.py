@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from coulomb._support.archive import (
     MOST_JSON,
+    MOST_TENSORS,
     check_file,
     read_json,
     write_bytes,
@@ -572,7 +573,8 @@ def _write_companions(model: Any, folder: Path) -> None:
             target = folder / name
             if not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source / name, target)
+                most = MOST_TENSORS if target.suffix == ".safetensors" else MOST_JSON
+                shutil.copyfile(check_file(source / name, most), target)
     before = None if source is None else read_json(source / "config.json", finite=False)
     key = "max_position_embeddings"
     if before is not None and before.get(key) != getattr(model.config, key, None):
