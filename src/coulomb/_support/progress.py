@@ -11,19 +11,27 @@ Advance = Callable[..., None]
 
 
 def visible_text(text: object) -> str:
-    r"""Show what a terminal would act on: control characters and lone surrogates.
+    r"""Show what a terminal would act on: control signs, half pairs, turned directions.
 
     Examples
     --------
-    >>> visible_text("a\x1b[2Jb")
-    'a\\x1b[2Jb'
+    >>> visible_text("a\x1b[2Jb"), visible_text("\u202eab")
+    ('a\\x1b[2Jb', '\\u202eab')
     """
     return "".join(
-        sign
-        if sign == "\n" or unicodedata.category(sign) not in ("Cc", "Cs")
-        else sign.encode("unicode_escape").decode()
+        sign.encode("unicode_escape").decode() if _acts(sign) else sign
         for sign in str(text)
     )
+
+
+def _acts(sign: str) -> bool:
+    kind = unicodedata.category(sign)
+    turns = unicodedata.bidirectional(sign) in _TURNS
+    return (sign != "\n" and kind in ("Cc", "Cs", "Zl", "Zp")) or turns
+
+
+# Where the order of letters is turned round, a text may look like another.
+_TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 
 @contextmanager

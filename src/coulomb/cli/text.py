@@ -3,6 +3,7 @@
 import csv
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import Field
@@ -559,9 +560,8 @@ def write_predictions(
     def write(file: TextIO) -> None:
         if form == "csv":
             _write_csv(file, found)
-            return
-        for row in found:
-            file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+        else:
+            file.writelines(map(_json_line, found))
 
     def write_file(path: Path) -> None:
         with path.open("w", encoding="utf-8", newline="") as file:
@@ -571,6 +571,16 @@ def write_predictions(
         write(sys.stdout)
     else:
         write_whole(out, write_file)
+
+
+def _json_line(row: dict[str, Any]) -> str:
+    """Write JSON in which a terminal finds nothing to act on, and the same data."""
+
+    def escaped(found: re.Match[str]) -> str:
+        return f"\\u{ord(found[0]):04x}"
+
+    line = json.dumps(row, ensure_ascii=False, default=str)
+    return re.sub("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]", escaped, line) + "\n"
 
 
 def _predictions(
@@ -604,6 +614,8 @@ def _new_name(name: str, taken: Container[str]) -> str:
 def _write_csv(file: TextIO, rows: Iterable[dict[str, Any]]) -> None:
     from coulomb._support.archive import harmless
 
+    shown = output.visible_text if file.isatty() else str
+
     def cell(value: Any) -> str:
         if isinstance(value, tuple):  # the texts of a pair
             value = "\t".join(value)
@@ -614,8 +626,8 @@ def _write_csv(file: TextIO, rows: Iterable[dict[str, Any]]) -> None:
     table = csv.writer(file, lineterminator="\n")
     for number, row in enumerate(rows):
         if not number:
-            table.writerow(map(harmless, row))
-        table.writerow(map(cell, row.values()))
+            table.writerow(map(shown, map(harmless, row)))
+        table.writerow(map(shown, map(cell, row.values())))
 
 
 def diagnose(
