@@ -171,11 +171,37 @@ run_command()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("then", ["raise", "raise ImportError('half of numpy')"])
-def test_a_signal_while_modules_are_imported(number, then):
-    """Whoever imports may answer it with an error of its own, as numpy does."""
-    code = EARLY.format(number=int(number), then=then)
+AGAIN = """
+import signal
+
+def change(number, how, real=signal.signal):
+    if how == signal.SIG_IGN:
+        signal.signal = real
+        os.kill(os.getpid(), number)
+    return real(number, how)
+
+signal.signal = change
+run_command()
+"""
+
+
+HALF = "raise ImportError('half of numpy')"
+ONCE = "run_command()"
+
+
+@pytest.mark.parametrize(
+    "number, then, last",
+    [
+        (signal.SIGINT, "raise", ONCE),
+        (signal.SIGTERM, "raise", ONCE),
+        (signal.SIGINT, HALF, ONCE),
+        (signal.SIGTERM, HALF, ONCE),
+        (signal.SIGTERM, "raise", AGAIN),
+    ],
+)
+def test_a_signal_while_modules_are_imported(number, then, last):
+    """Whoever imports may answer it with an error of its own; a second may follow."""
+    code = EARLY.format(number=int(number), then=then).replace(ONCE, last)
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.returncode == 128 + number
     assert found.stderr == "coulomb: stopped.\n"

@@ -25,14 +25,19 @@ def run_command() -> None:
 
         app()
     except BaseException as error:
-        answer(signal.SIG_IGN)  # a second one would cut the sentence short
+        # A second one would cut the sentence short; it may come just now.
+        try:
+            answer(signal.SIG_IGN)
+        except Interrupted:
+            answer(signal.SIG_IGN)
         # An import that a signal broke off may fail with an error of its own.
         told, code = _explain(signals[0] if signals else error)
         from coulomb._support.progress import visible_text
         from coulomb._support.ranks import speaks_first
 
         if speaks_first():
-            print(f"coulomb: {visible_text(told)}", file=sys.stderr)
+            line = visible_text(told).replace("\n", "\\n")
+            print(f"coulomb: {line}", file=sys.stderr)
         sys.exit(code)
 
 
