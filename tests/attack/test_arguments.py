@@ -7,6 +7,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from coulomb import (
+    CoulombClassifier,
     CoulombSampler,
     ImportanceSampler,
     MultipleKernelClassifier,
@@ -134,6 +135,14 @@ CASES = {
     "multiple kernels y": (
         lambda: MultipleKernelClassifier().fit(X, mixed(0, None)),
         "`y` must have a label",
+    ),
+    "jobs": (
+        lambda: CoulombClassifier(8, n_jobs=0).fit(X, Y),
+        "`n_jobs` must be at least 1; got 0",
+    ),
+    "jobs a fraction": (
+        lambda: CoulombClassifier(8, n_jobs=1.5).fit(X, Y),
+        "`n_jobs` must be a whole number",
     ),
     # seeds
     "seed -1": (lambda: sample(random_state=-1), "`random_state` must be at least 0"),
@@ -372,6 +381,10 @@ CASES = {
     "surrogate": (
         lambda: texts(["a \ud800", *TEXTS[1:]]),
         "Row 1: a text must be valid",
+    ),
+    "text long": (
+        lambda: texts(["a" * (2**22 + 1), *TEXTS[1:]]),
+        "Row 1: a text must have at most 4,194,304 characters; got 4,194,305.",
     ),
     "surrogate label": (lambda: texts(labels=["\ud800", "b"] * 10), "valid Unicode"),
     "label None": (lambda: texts(labels=[None] * 20), "Row 1: the label is missing"),

@@ -4,25 +4,35 @@ A file is made from a good one by changing one field, one tensor or some bytes, 
 given to every verb that reads it. `make attack FILES=500` tries more of them.
 """
 
+import io
 import json
 import os
 import random
 import shutil
+import sys
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from attack_cases import Child, flags, run_cli, write_data, write_encoder
 from hostile import mutants, put
 
-from coulomb import CoulombSampler
+from coulomb import CoulombClassifier, CoulombSampler
 from coulomb._support.errors import CoulombError
+from coulomb._support.progress import visible_text
 from coulomb.attention.layers.replace import _card
+from coulomb.cli.text import _json_line, _write_csv
+from coulomb.experiments.records import load_records
 from coulomb.experiments.runner import write_sample
 from coulomb.linearise import load_pretrained
+from coulomb.report.chart import Axis, Chart, Curve, drawable
+from coulomb.report.page import arrange, read_results
 
 FILES = int(os.environ.get("FILES", "25"))
+ROWS = pd.DataFrame(np.random.default_rng(0).normal(size=(40, 3)), columns=[*"abc"])
+ROWS["words"] = [*"xyyz"] * 10
 MEMORY = 2**34  # bytes of address space that a child may ask for
 
 pytest.importorskip("transformers")
@@ -32,9 +42,7 @@ def api(call):
     """A call of the library that ends as the command line does."""
     try:
         call()
-    except CoulombError as error:
-        import sys
-
+    except (CoulombError, OSError) as error:
         print(f"coulomb: {error}".encode("utf-8", "replace").decode(), file=sys.stderr)
         return 2
     return 0
@@ -44,6 +52,12 @@ def read_estimator(path):
     features = CoulombSampler.load(path).transform(np.ones((2, 3)))
     if not np.isfinite(features).all():
         raise ArithmeticError("features are not finite")
+
+
+def read_classifier(path):
+    chances = CoulombClassifier.load(path).predict_proba(ROWS)
+    if chances.shape != (40, 2) or not np.isfinite(chances).all():
+        raise ArithmeticError("probabilities are not finite")
 
 
 def read_encoder(folder):
@@ -95,6 +109,9 @@ READERS = {
     "results/noise/records.jsonl": RESULTS,
     "features.safetensors": {
         "load": lambda box: api(lambda: read_estimator(box / "features.safetensors"))
+    },
+    "classifier.safetensors": {
+        "load": lambda box: api(lambda: read_classifier(box / "classifier.safetensors"))
     },
     "reviews.csv": {"train": lambda box: tiny_train(box, "reviews.csv")},
     "rows.jsonl": {"train": lambda box: tiny_train(box, "rows.jsonl")},
@@ -151,9 +168,11 @@ def box(tmp_path_factory):
     write_sample(folder / "results", ["noise"])
     records = folder / "results" / "noise" / "records.jsonl"
     records.write_text("".join(records.read_text().splitlines(keepends=True)[:8]))
-    X = np.random.default_rng(0).normal(size=(40, 3))
+    X = ROWS[["a", "b", "c"]].to_numpy()
     model = CoulombSampler(6, max_iter=3, random_state=0).fit(X, X[:, 0] > 0)
     model.save(folder / "features.safetensors")
+    classifier = CoulombClassifier(4, random_state=0).fit(ROWS, X[:, 0] > 0)
+    classifier.save(folder / "classifier.safetensors")
     write_encoder(folder / "bert")
     assert (
         run_cli(
@@ -223,3 +242,52 @@ def test_the_name_of_a_folder_adds_nothing_to_a_model_card():
     ]  # fmt: skip
     assert json.loads(header[0].removeprefix("base_model: ")) == evil
     assert "\x1b" not in card
+
+
+@pytest.mark.parametrize("count", [150, 201])
+def test_a_page_of_many_settings_is_bounded(count, tmp_path):
+    """Each value of `constants` is a group of four charts, of half a second each."""
+    write_sample(tmp_path, ["noise"])
+    file = tmp_path / "noise" / "records.jsonl"
+    record = json.loads(file.read_text().splitlines()[0])
+    lines = []
+    for number in range(count):
+        record["job"] |= {"constants": f"mine {number}", "trial": number}
+        lines.append(json.dumps(record) + "\n")
+    file.write_text("".join(lines))
+    if count > 200:
+        with pytest.raises(CoulombError, match=r"`job.constants` has 201 names or v"):
+            load_records(file.parent)
+        return
+    contents = arrange(read_results(tmp_path))
+    (section,) = contents.sections
+    assert sum(len(group.charts) for group in section.groups) == 36
+    assert any("the first 36 of 600 charts" in told for told in contents.problems)
+
+
+def test_a_picture_of_many_rows_is_bounded():
+    layers = tuple(Curve(f"c{i}", (0.0, 1.0), (0.0, i)) for i in range(150))
+    shown = drawable(Chart("k", "t", Axis("x"), Axis("y"), layers, "Means."))
+    assert len(shown.layers) == 100
+    assert shown.caption == "Means. The first 100 of 150 rows."
+
+
+EVIL = "a\x1b[2J\x9b2J\u202eb\u2066\u2028c\n"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_finds_nothing_to_act_on_in_predictions():
+    row = {"text": EVIL, "prediction": EVIL, "probabilities": {EVIL: 1.0, "ä": 0.0}}
+    line = _json_line(row)
+    assert json.loads(line) == row
+    assert "ä" in line
+    screen, file = Terminal(), io.StringIO()
+    for table in (screen, file):
+        _write_csv(table, [{"text": EVIL, EVIL: EVIL, "ä": 0.5}])
+    for shown in (line, screen.getvalue(), visible_text(EVIL)):
+        assert not set(EVIL) - {*"abc2J[\n"} & set(shown)
+    assert EVIL in file.getvalue()  # the data as they are

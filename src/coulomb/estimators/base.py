@@ -120,6 +120,13 @@ class SavedEstimator:
     def _check_restored(self) -> None:
         """Refuse learned attributes that do not fit together."""
 
+    def _check_width(self, width: int) -> None:
+        count = getattr(self, "n_features_in_", None)
+        names = getattr(self, "feature_names_in_", ("",) * width)
+        words = all(isinstance(name, str) for name in names)
+        if type(count) is not int or not count == len(names) == width or not words:
+            raise ValueError(f"n_features_in_, or its names, are not {width} columns")
+
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
         """Leave the estimator as it was if fitting fails."""
@@ -250,6 +257,7 @@ class AbstractFourierSampler(
         self, X: Any, y: Any, sample_weight: Any, **options: Any
     ) -> tuple[Any, Any, np.ndarray]:
         """Check data and weights; without supervision labels are not looked at."""
+        X = as_array(X)
         if self._supervised:
             X, y = validate_data(self, X, y, **_ROWS, **options)
         else:
@@ -262,6 +270,7 @@ class AbstractFourierSampler(
     def _check_restored(self) -> None:
         weights, offset = self.random_weights_, self.random_offset_
         rows = weights.shape[:1]
+        self._check_width(len(weights))
         expected = {"feature_scale_": offset.shape, "mean_": rows, "scale_": rows}
         if weights.ndim != 2 or weights.shape[1:] != offset.shape:
             raise ValueError(
@@ -344,7 +353,16 @@ class AbstractFourierSampler(
 
 
 def as_array(X: Any) -> Any:
-    """Make an array of an Arrow table; leave everything else as it is."""
+    """Make an array of an Arrow table; of a frame, refuse what is no number."""
+    if hasattr(X, "select_dtypes"):
+        for name, column in X.select_dtypes(exclude=["number", "bool"]).items():
+            try:
+                column.astype(float)
+            except (TypeError, ValueError):
+                raise ParameterError(
+                    f"`X` must hold numbers; its column {shown(name)} holds others. "
+                    "Encode it, or use CoulombClassifier or CoulombRegressor."
+                ) from None
     if not hasattr(X, "column_names"):
         return X
     return np.column_stack([column.to_numpy() for column in X.columns])
@@ -659,7 +677,7 @@ def _rebuild(kind: Any, facts: dict[str, Any], arrays: dict[str, np.ndarray]) ->
             value = _rebuild(_known_sampler(nested["class"]), nested, inner)
         elif isinstance(value, dict) and "names" in value:
             text = value.get("dtype", "O").startswith("<U")
-            value = np.array(value["names"], dtype=value["dtype"] if text else object)
+            value = np.array(value["names"], dtype=str if text else object)
         elif isinstance(value, dict) and "columns" in value:
             value = {key: arrays[f"{name}.{key}"] for key in value["columns"]}
         setattr(estimator, name, value)

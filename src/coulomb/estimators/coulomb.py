@@ -28,7 +28,6 @@ from coulomb.estimators.base import (
     Columns,
     RowReservoir,
     Target,
-    as_array,
     describe_columns,
     draw_seed,
     drop_weightless,
@@ -350,7 +349,7 @@ class CoulombSampler(AbstractFourierSampler):
     def _check_part(
         self, X: Any, y: Any, weight: Any
     ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-        X, y, weight = self._check_rows(as_array(X), y, weight)
+        X, y, weight = self._check_rows(X, y, weight)
         if sparse.issparse(X):
             raise ParameterTypeError(
                 "`X` must have dense chunks; got sparse ones. Use partial_fit, or "

@@ -28,7 +28,7 @@ from sklearn.utils.validation import (
 )
 from threadpoolctl import threadpool_limits
 
-from coulomb._support.checks import check_count, check_member, check_real
+from coulomb._support.checks import check_count, check_labels, check_member, check_real
 from coulomb._support.errors import ParameterError, ParameterTypeError
 from coulomb.estimators.base import (
     RowReservoir,
@@ -177,7 +177,11 @@ class _AbstractPredictor(SavedEstimator, BaseEstimator):
 
     @contextmanager
     def _threads(self) -> Iterator[None]:
-        limit = None if self.n_jobs is None else effective_n_jobs(self.n_jobs)
+        limit = self.n_jobs
+        if limit is not None:
+            size = abs(limit) if isinstance(limit, int) else limit
+            check_count("n_jobs", size, at_most=1024)
+            limit = effective_n_jobs(limit)
         with threadpool_limits(limits=limit):
             yield
 
@@ -286,6 +290,7 @@ class _AbstractPredictor(SavedEstimator, BaseEstimator):
             return design @ self.coef_ + self.intercept_
 
     def _check_restored(self) -> None:
+        self._check_width(len(self.columns_))
         width = len(encoded_names(self.columns_))
         used = width if self.raw_columns or self.sampler_ is None else 0
         shape = self._n_learned + used, len(self.intercept_)
@@ -295,6 +300,12 @@ class _AbstractPredictor(SavedEstimator, BaseEstimator):
             raise ValueError(
                 f"sampler_ takes {self.sampler_.n_features_in_} columns, not {width}"
             )
+        # Two rows, one with nothing in it, use every number of the columns.
+        kinds = [column["category"] for column in self.columns_]
+        rows = [np.array([None, "a"] if k else [np.nan, 1.0]) for k in kinds]
+        scores = self._design(encode(rows, self.columns_)) @ self.coef_
+        if not np.isfinite(scores + self.intercept_).all():
+            raise ValueError("columns_ give scores that are not finite")
 
     def _importances(
         self, z: np.ndarray, weight: np.ndarray, rng: np.random.Generator
@@ -622,6 +633,13 @@ class CoulombClassifier(_AbstractPredictor, ClassifierMixin, BaseEstimator):
             second.astype(int) if scores.shape[1] == 1 else scores.argmax(axis=1)
         ]
 
+    def _check_restored(self) -> None:
+        super()._check_restored()
+        count = len(self.intercept_)
+        if self.classes_.shape != (max(2, count),) or not count:
+            raise ValueError("classes_ does not fit the scores")
+        check_labels("classes_", self.classes_)
+
     def _check_settings(self) -> None:
         super()._check_settings()
         check_member("head", self.head, tuple(ALPHAS))
@@ -771,6 +789,11 @@ class CoulombRegressor(_AbstractPredictor, RegressorMixin, BaseEstimator):
             Shape `(n,)`.
         """
         return self._scores(X)[:, 0].clip(*self.target_range_)
+
+    def _check_restored(self) -> None:
+        super()._check_restored()
+        if self.target_range_.shape != (2,) or len(self.intercept_) != 1:
+            raise ValueError("target_range_ does not fit the scores")
 
     def _check_target(self, y: Any) -> np.ndarray:
         y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
