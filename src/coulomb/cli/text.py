@@ -18,6 +18,7 @@ from typer.core import TyperCommand
 
 from coulomb._support.checks import check_member
 from coulomb._support.errors import ParameterError
+from coulomb._support.progress import visible_text
 from coulomb.cli import output
 from coulomb.text.settings import OF_PRETRAINED, SETTINGS
 
@@ -614,7 +615,7 @@ def _new_name(name: str, taken: Container[str]) -> str:
 def _write_csv(file: TextIO, rows: Iterable[dict[str, Any]]) -> None:
     from coulomb._support.archive import harmless
 
-    shown = output.visible_text if file.isatty() else str
+    shown = visible_text if file.isatty() else str
 
     def cell(value: Any) -> str:
         if isinstance(value, tuple):  # the texts of a pair

@@ -166,11 +166,9 @@ def _first_charts(section: Section, problems: list[str]) -> Section:
         charts = group.charts[: max(0, _MOST_CHARTS - count)]
         groups.append(replace(group, charts=charts))
         count += len(group.charts)
-    if count <= _MOST_CHARTS:
-        return section
-    problems.append(
-        f"{section.title}: the first {_MOST_CHARTS} of {count:,} charts are drawn."
-    )
+    if count > _MOST_CHARTS:
+        told = f"the first {_MOST_CHARTS} of {count:,} charts are drawn."
+        problems.append(f"{section.title}: {told}")
     return replace(section, groups=groups)
 
 

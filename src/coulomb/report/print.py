@@ -36,7 +36,6 @@ _WIDTH, _HEIGHT = 5.6, 3.5  # inches
 _DASHES = ("-", "--", ":", "-.")
 _MARKERS = ("o", "s", "D", "^", "x", "P", "*")
 _MANY_DECADES = 1e4
-_MOST_NAMES = 400  # of an axis; below them names may touch
 _LETTERS_PER_INCH = 14  # of the legend's font
 
 
@@ -44,7 +43,7 @@ def printed(chart: Chart) -> tuple[bytes, bytes]:
     """Draw a chart, as SVG and as PNG."""
     with matplotlib.rc_context(PRINT_STYLE):
         height = _HEIGHT + (0.8 if chart.square else 0)
-        height = max(height, 1.1 + 0.2 * min(len(chart.y.names), _MOST_NAMES))
+        height = max(height, 1.1 + 0.2 * min(len(chart.y.names), 400))
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         legend_below(figure, _draw_chart(figure.subplots(), chart))
         return save(figure)
