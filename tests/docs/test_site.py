@@ -104,6 +104,8 @@ def test_a_browser_finds_the_sampler(address, width):
         tab.goto(f"{address}/search.html?q=CoulombSampler")
         found = tab.locator("ul.search li a").first
         found.wait_for(timeout=60_000)
+        # Summaries of what was found are fetched: leaving earlier aborts that.
+        tab.wait_for_load_state("networkidle")
         tab.locator("ul.search a[href*='coulomb.CoulombSampler']").first.click()
         tab.locator("dt[id='coulomb.CoulombSampler']").wait_for()
         for page in ("gallery/draw_phase_portrait", "theory/particles-to-density"):
