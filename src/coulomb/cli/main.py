@@ -16,6 +16,7 @@ from coulomb.cli.text import (
     export,
     predict,
     runs,
+    serve,
     train,
 )
 from coulomb.cli.theory import deviations, meanfield
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(cls=Folded)(train)
-_OF_TEXT = (new, evaluate, predict, diagnose, runs, export)
+_OF_TEXT = (new, evaluate, predict, diagnose, runs, export, serve)
 _OTHERS = (demo, doctor, linearise, kernels, reproduce, claims, report, meanfield)
 for verb in (*_OF_TEXT, *_OTHERS, deviations):
     app.command()(verb)

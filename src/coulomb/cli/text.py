@@ -482,6 +482,40 @@ def export(
     output.say(f"Model: {out}")
 
 
+def serve(
+    run: Run,
+    host: str = Option(
+        "127.0.0.1",
+        help="Address to listen on; another one than this machine's own "
+        "lets others ask.",
+    ),
+    port: int = Option(8000, min=0, max=65535, help="Port; 0 takes a free one."),
+    most_texts: int = Option(256, min=1, help="Texts of one request."),
+    most_bytes: int = Option(1 << 20, min=1, help="Bytes of one request."),
+    seconds: float = Option(30.0, help="Time that one request may take."),
+    threads: Threads = None,
+) -> None:
+    """Answer for a trained run over HTTP, with a page to try it on.
+
+    `POST /predict` and `POST /embed` take `{"texts": ["a fine film"]}`; `GET /health`
+    describes the run and `GET /metrics` counts. Requests that arrive together are
+    evaluated together. Needs the extra `serve`.
+
+    **Examples**
+
+    `coulomb serve runs/reviews-1 --port 8000`
+
+    `curl localhost:8000/predict -H 'Content-Type: application/json' -d '{"texts": ["a
+    fine film"]}'`
+    """
+    from coulomb.text import Predictor
+    from coulomb.text.serve import Limits, listen, make_app
+
+    limits = Limits(most_texts, most_bytes, seconds)
+    app = make_app(Predictor.load(run), run.name, host=host, limits=limits)
+    listen(app, host, port, started=lambda url: output.say(f"{run.name}: {url}"))
+
+
 def runs(
     folder: Path = Argument(_RUNS, help="Folder that holds runs."),
     metric: str = Option("accuracy", help="Metric to compare by."),
@@ -588,20 +622,13 @@ def _predictions(
     predictor: "Predictor", rows: Iterable[Row], *, flat: bool
 ) -> Iterator[dict[str, Any]]:
     """Go through rows, each with its tags, or with its class and probabilities."""
-    classes, tagging = predictor.classes, predictor.config.kind == "token"
     items = iter(rows)
     while some := list(islice(items, _AT_ONCE)):
-        texts = [text for text, _ in some]
-        found = predictor.tag(texts) if tagging else predictor.predict_proba(texts)
-        for (_, kept), one in zip(some, found, strict=True):
-            added: dict[str, Any] = {"prediction": one}
-            if not tagging:
-                chances = dict(zip(map(str, classes), one.tolist(), strict=True))
-                added["prediction"] = classes[one.argmax()]
-                if flat:
-                    added |= {f"p_{n}": f"{p:.6f}" for n, p in chances.items()}
-                else:
-                    added["probabilities"] = chances
+        answers = predictor.answers([text for text, _ in some])
+        for (_, kept), added in zip(some, answers, strict=True):
+            if flat:
+                chances = added.pop("probabilities", {})
+                added |= {f"p_{n}": f"{p:.6f}" for n, p in chances.items()}
             yield kept | {_new_name(name, kept): x for name, x in added.items()}
 
 

@@ -1,7 +1,8 @@
 """Metrics of classifiers and taggers, what a model says of a split, bags of words."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from coulomb._support.checks import check_member
 from coulomb._support.errors import ParameterError
 from coulomb.attention.encoder.encoder import KernelEncoder
 from coulomb.attention.encoder.layout import TokenBatch
-from coulomb.attention.encoder.packed import packed_logits
+from coulomb.attention.encoder.packed import packed_logits, packed_states
 from coulomb.attention.layers.base import in_mode
 from coulomb.text.data import Corpus, Split, Text
 from coulomb.text.tokens import TokenRows
@@ -277,17 +278,31 @@ def logits_of(
 
 def log_probabilities(model: Any, rows: TokenRows) -> Tensor:
     """Evaluate a model on all texts, without dropout."""
+    scores = _by_length(model, rows, partial(logits_of, model), model.head.out_features)
+    return scores.log_softmax(dim=-1)
+
+
+def pooled_states(model: Any, rows: TokenRows) -> Tensor:
+    """Give what the head of a model sees of all texts."""
+    scratch = isinstance(model, KernelEncoder)
+    pooled = partial(packed_states, model) if scratch else model.pooled
+    return _by_length(model, rows, pooled, model.head.in_features)
+
+
+def _by_length(
+    model: Any, rows: TokenRows, evaluate: Callable[[TokenBatch], Tensor], width: int
+) -> Tensor:
+    """Evaluate texts of like length together: attention that pads wastes least then."""
     by_token = model.settings.head == "token"
-    # Texts of like length together: attention that pads inside wastes least.
     order = rows.lengths.argsort(stable=True)
     batch_of = rows.lengths[order].cumsum(0) // _TOKENS
     sizes: list[int] = torch.bincount(batch_of).tolist()
     size = int(rows.offsets[-1]) if by_token else len(rows)
-    out = torch.empty(size, model.settings.n_classes)
+    out = torch.empty(size, width)
     with in_mode(model, train=False), torch.no_grad():
         for some in torch.split(order, [size for size in sizes if size]):
-            logits = logits_of(model, rows.batch(some)).log_softmax(dim=-1)
-            out[rows.places(some)[0] if by_token else some] = logits
+            places = rows.places(some)[0] if by_token else some
+            out[places] = evaluate(rows.batch(some))
     return out
 
 

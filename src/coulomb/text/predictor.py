@@ -14,7 +14,12 @@ from coulomb._support.archive import write_archive, write_folder
 from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.text import pretrained, run_folder
 from coulomb.text.data import Split, as_list, check_pairs, check_texts
-from coulomb.text.evaluate import log_probabilities, score_split, tag_words
+from coulomb.text.evaluate import (
+    log_probabilities,
+    pooled_states,
+    score_split,
+    tag_words,
+)
 from coulomb.text.run_folder import CONFIG, WEIGHTS, Config, check_tensors
 from coulomb.text.setup import build_model
 from coulomb.text.tokens import Vocabulary, encode_split
@@ -187,6 +192,49 @@ class Predictor:
             raise ParameterError("`run` must tag words; this one classifies texts.")
         rows = self._rows(texts)
         return tag_words(rows, log_probabilities(self.model, rows), self.classes)
+
+    def answers(self, texts: Sequence[Any]) -> list[dict[str, Any]]:
+        """Describe texts one by one, in plain data.
+
+        Parameters
+        ----------
+        texts
+            As in `predict_proba`, or as in `tag`.
+
+        Returns
+        -------
+        list of dict
+            "prediction" and, but for tags, "probabilities" by class.
+        """
+        if self.config.kind == "token":
+            return [{"prediction": tags} for tags in self.tag(texts)]
+        names = [str(name) for name in self.classes]
+        return [
+            {
+                "prediction": self.classes[row.argmax()],
+                "probabilities": dict(zip(names, row.tolist(), strict=True)),
+            }
+            for row in self.predict_proba(texts)
+        ]
+
+    def embed(self, texts: Sequence[Any]) -> NDArray[np.float32]:
+        """Give the vectors that the head sees: pooled last states.
+
+        Parameters
+        ----------
+        texts
+            As in `predict_proba`.
+
+        Returns
+        -------
+        numpy.ndarray
+            Shape `(texts, width)`.
+        """
+        if self.config.kind == "token":
+            raise ParameterError(
+                "`run` must classify texts to embed them; this one tags words."
+            )
+        return pooled_states(self.model, self._rows(texts)).numpy()
 
     def score(self, split: Split) -> dict[str, Any]:
         """Compute the metrics on texts with labels.

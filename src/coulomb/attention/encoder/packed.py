@@ -139,15 +139,20 @@ def packed_logits(
     >>> packed_logits(model, batch).shape
     torch.Size([2, 2])
     """
+    logits: Tensor = model.head(packed_states(model, batch, dropout_seed=dropout_seed))
+    return logits
+
+
+def packed_states(
+    model: KernelEncoder, batch: TokenBatch, *, dropout_seed: int | None = None
+) -> Tensor:
+    """Give what the head sees: a vector for each sequence, or for each token."""
     form = packed_form(model, batch, dropout_seed)
     x = form.embed()
     for number in range(len(model.layers)):
         x = form.finish(number, x, form.attend(number, x))
-    states = model.final_norm(x)
-    if model.settings.head == "sequence":
-        states = form.pool(states)
-    logits: Tensor = model.head(states)
-    return logits
+    states: Tensor = model.final_norm(x)
+    return form.pool(states) if model.settings.head == "sequence" else states
 
 
 @dataclass(frozen=True)
