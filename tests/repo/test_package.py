@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -82,3 +83,9 @@ def test_the_version_is_dated_in_the_changelog_and_cited(built):
         rf"^## {re.escape(__version__)} - \d{{4}}-\d\d-\d\d$", changes, re.M
     )
     assert f"version: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_every_extra_is_documented():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    rows = re.findall(r"^\| `([\w-]+)` \|", (ROOT / "docs/index.md").read_text(), re.M)
+    assert {*rows, "dev"} == set(project["optional-dependencies"])
