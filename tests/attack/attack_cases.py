@@ -10,10 +10,12 @@ import re
 import resource
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
 import psutil
+from tqdm import tqdm
 
 import coulomb.cli.main
 import coulomb.experiments.runner
@@ -71,6 +73,11 @@ class Child:
             for path, number in ((self.out, 1), (self.err, 2)):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            # Pipes of the process that runs the tests would stay open with this one.
+            os.closerange(3, 4096)
+            # The lock of its bars is shared by all forks: one that is killed holding it
+            # would stop every later one.
+            tqdm.set_lock(threading.RLock())
             sys.stdout, sys.stderr, sys.stdin = (
                 os.fdopen(n, mode, encoding="utf-8", buffering=1)
                 for n, mode in ((1, "w"), (2, "w"), (0, "r"))
@@ -102,15 +109,17 @@ class Child:
         return self.code
 
     def end(self, seconds=SECONDS):
-        """Give the exit code, or None if it hangs.
+        """Give the exit code, or None if it hangs, and is killed.
 
-        It does if it uses more of the processor, or ten times as much of the clock:
+        It does if it uses more of the processor, or five times as much of the clock:
         other processes may compute at the same time.
         """
         began = time.monotonic()
         while self.wait(0.1) is None:
             used = sum(psutil.Process(self.pid).cpu_times()[:2])
-            if used > seconds or time.monotonic() > began + 10 * seconds:
+            if used > seconds or time.monotonic() > began + 5 * seconds:
+                self.kill()
+                self.wait(seconds)
                 return None
         return self.code
 

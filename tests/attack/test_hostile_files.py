@@ -194,8 +194,6 @@ def attack(box, folder, file, name, data, reader):
     child = Child(lambda: reader(here), folder, memory=MEMORY)
     code = child.end()
     if code is None:
-        child.kill()
-        child.end()
         return "hangs"
     told, printed = child.told(), child.printed()
     names = {path.name for path in folder.iterdir()}
