@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import pyarrow
 import pyarrow.parquet
@@ -261,6 +262,31 @@ def test_the_validation_share_is_stratified_and_repeats():
 def test_a_share_too_small_to_keep_a_row_is_refused():
     with pytest.raises(CoulombError, match="keep at least one row"):
         keep_back(build_corpus("x", reviews(20)).split("train"), "sequence", 1e-3, 0)
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_a_share_is_of_each_class_and_the_one_that_is_named_is_enough(size):
+    """A tenth of all rows would be some, and a tenth of any class is none."""
+    numbers = range(30 * size)
+    rows = [f"text {i}" for i in numbers], [f"c{i % 30}" for i in numbers]
+    share = 0.4 / size
+    with pytest.raises(CoulombError, match=rf"largest class.*of {size}\.") as caught:
+        build_corpus("x", rows, validation_share=share)
+    named = float(re.search(r"at least (0\.\d+)", str(caught.value))[1])
+    found = build_corpus("x", rows, validation_share=named).split("validation")
+    assert len(found) == 30
+
+
+def test_classes_that_look_the_same_are_refused():
+    """Answers name classes by what they look like: one would hide the other."""
+    rows = list("abcdef"), [1, "1", "x"] * 2
+    with pytest.raises(CoulombError, match=r"in one way; got .?1"):
+        build_corpus("x", rows)
+
+
+def test_classes_of_one_row_have_none_to_keep_back():
+    with pytest.raises(CoulombError, match=r"got 0.1 of 1\. Give more rows"):
+        build_corpus("x", (["good", "bad"], ["+", "-"]))
 
 
 def test_tags_need_a_label_for_each_word():

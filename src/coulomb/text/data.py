@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -270,9 +271,12 @@ def keep_back(part: Split, kind: str, share: float, seed: int) -> dict[str, Spli
         count = min(round(share * len(rows)), len(rows) - 1)
         kept += rng.permutation(rows)[:count].tolist()
     if not kept:
+        most = max(map(len, groups))
+        group = "the rows" if kind == "token" else "the largest class"
+        larger = f"a share of at least {1 / most:.2g}" if most > 1 else "more rows"
         raise ParameterError(
-            f"`validation_share` must keep at least one row back; got {share:g} of "
-            f"{len(part)} rows. Give more rows, a larger share or a validation file."
+            f"`validation_share` must keep at least one row of {group} back; got "
+            f"{share:g} of {most}. Give {larger} or a validation file."
         )
     rest = sorted(set(range(len(part))) - set(kept))
     return {"train": part.take(rest), "validation": part.take(sorted(kept))}
@@ -398,6 +402,11 @@ def find_classes(labels: Sequence[Any], kind: str) -> tuple[Any, ...]:
     # Of one type they have an order; mixed ones are sorted by what they look like.
     one_type = len({type(label) for label in found}) == 1
     classes = sorted(found) if one_type else sorted(found, key=str)
+    for one, other in pairwise(classes if not one_type else ()):
+        if str(one) == str(other):  # answers name classes by what they look like
+            raise ParameterError(
+                f"`label` must write each class in one way; got {one!r} and {other!r}."
+            )
     if kind == "sequence":
         _check_few(classes, len(every))
     if len(classes) < 2:

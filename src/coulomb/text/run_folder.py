@@ -167,7 +167,7 @@ def read_config(folder: Path) -> Config:
     _check_kinds(path, values, _KINDS)
     classes, kind = values["classes"], values["kind"]
     plain = all(isinstance(label, str | int | float) for label in classes)
-    if not plain or not len(set(classes)) == len(classes) >= 2:
+    if not plain or not len(set(map(str, classes))) == len(classes) >= 2:
         raise FileFormatError(f"{path}: `classes` is damaged.")
     if kind not in ("sequence", "token"):
         raise FileFormatError(f"{path}: `kind` is damaged.")
