@@ -30,6 +30,7 @@ TAKEN = {
 REFUSED = {
     "[" * 65 + "]" * 65: "nested more than 64 deep",
     '{"a":' * 65 + "1" + "}" * 65: "nested more than 64 deep",
+    '{"a": {"b": 1, "c": 2, "b": 3}}': "2 keys named 'b'",
     "[" * 100_000: "nested more than 64 deep",
     "[" + "[]," * 2**21 + "[]]": "too many values",
     "[" + "1," * 2**24 + "1,1,1,1,1,1,1,1,1]": "too many values",

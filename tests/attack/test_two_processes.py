@@ -175,6 +175,39 @@ def test_a_folder_belongs_to_one_process(tmp_path):
         assert (tmp_path / "run").is_dir()
 
 
+@pytest.mark.parametrize("then", ["moved", "replaced"])
+@pytest.mark.parametrize("write", [write_whole, append_lines])
+def test_a_folder_that_was_moved_is_not_made_again(write, then, tmp_path):
+    """Else a run would end in two halves, of which none can be gone on with."""
+    folder, there = tmp_path / "run", tmp_path / "there"
+    content = "x\n" if write is append_lines else lambda path: path.write_text("x\n")
+    with working_in(folder):
+        write(folder / "a", content)
+        folder.rename(there)
+        if then == "replaced":
+            folder.mkdir()
+        with pytest.raises(OSError, match="folder was moved or removed") as error:
+            write(folder / "a", content)
+    assert error.value.filename == str(folder / "a")
+    assert (there / "a").read_text() == "x\n"
+    assert not list(folder.glob("*"))
+    write(folder / "a", content)  # nobody works there now
+
+
+def test_a_model_goes_where_a_link_to_a_folder_leads(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    write_folder(tmp_path / "link", lambda path: (path / "a").write_text("x"))
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "a").read_text() == "x"
+
+
+def test_a_link_that_leads_nowhere_is_told_before_work(tmp_path, capfd):
+    (tmp_path / "link").symlink_to("nowhere")
+    assert run_cli("demo", "--out", tmp_path / "link") == 1
+    assert capfd.readouterr().err.endswith("there is a broken link.\n")
+
+
 OUTPUTS = {
     "train": ("train", "reviews.csv", *COLUMNS, "--out"),
     "linearise": ("linearise", "bert", "--texts", "texts.txt", "--out"),

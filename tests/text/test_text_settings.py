@@ -119,6 +119,14 @@ def test_toml(tmp_path):
     path.write_text("lr = \n")
     with pytest.raises(CoulombError, match="not TOML"):
         read_toml(path)
+    for text, told in {
+        f"{'.'.join('a' * 3000)} = 1\n": "a line has more than 4,096 characters",
+        "# a\n" * 20_000: "80,000 bytes; at most 65,536",
+        "seed = " + "[" * 4000: "not TOML",
+    }.items():
+        path.write_text(text)
+        with pytest.raises(CoulombError, match=told):
+            read_toml(path)
     path.write_text('preset = "paper"\n')
     with pytest.raises(CoulombError, match="`preset` has no member 'paper'"):
         read_toml(path)

@@ -16,6 +16,7 @@ import re
 import shutil
 import stat
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from coulomb._support.errors import FileFormatError, ParameterError
+from coulomb._support.errors import FileFormatError, ParameterError, shown
 
 try:
     import fcntl
@@ -36,6 +37,7 @@ _DEEPEST, _LONGEST_NUMBER = 64, 40  # levels and characters of JSON
 _MOST_PARTS = 2**21  # lists and objects of JSON; eight times as many values
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}(\.[^.]*)?")
+_held: dict[Path, int] = {}  # folders that are worked in, with their descriptors
 _NESTING = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 
 
@@ -69,6 +71,8 @@ def check_output(path: str | Path | None, *, folder: bool = False) -> None:
         there = there.parent
     if path.exists() and folder and not path.is_dir():
         told, number = "A folder is needed, and there is a file", errno.ENOTDIR
+    elif folder and path.is_symlink() and not path.exists():
+        told, number = "A folder is needed, and there is a broken link", errno.ENOENT
     elif path.exists() and not folder and not path.is_file():
         told = "A file is to be written, and there is something else"
         number = errno.EISDIR
@@ -118,7 +122,22 @@ def working_in(folder: Path) -> Iterator[None]:
                 f"{str(folder)!r}. Wait for it to end, or choose another folder."
             )
         sweep(folder)
-        yield
+        place = folder.resolve()
+        _held[place] = file
+        try:
+            yield
+        finally:
+            _held.pop(place, None)
+
+
+def _make_parent(path: Path) -> None:
+    """Make the folder of a file, but no second one in place of one worked in."""
+    folder = path.parent
+    held = _held.get(folder.resolve())
+    if held is None:
+        folder.mkdir(parents=True, exist_ok=True)
+    elif not (folder.is_dir() and os.path.samestat(os.stat(held), folder.stat())):
+        raise FileNotFoundError(errno.ENOENT, "Its folder was moved or removed")
 
 
 def sweep(folder: Path) -> None:
@@ -181,7 +200,8 @@ def write_folder(path: Path, write: Callable[[Path], object]) -> None:
     >>> [file.name for file in target.iterdir()]
     ['a.txt']
     """
-    with _beside(path, "", Path.mkdir) as temporary:
+    # A link to a folder stays: what is renamed takes the place of the folder.
+    with _beside(path.resolve(), "", Path.mkdir) as temporary:
         write(temporary)
         for part in temporary.rglob("*"):
             _flush(part)
@@ -191,7 +211,7 @@ def write_folder(path: Path, write: Callable[[Path], object]) -> None:
 def _beside(path: Path, suffix: str, make: Callable[[Path], object]) -> Iterator[Path]:
     """Give a locked temporary place; then flush, rename, and flush the rename."""
     with _or_say_what_is_safe(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_parent(path)
         sweep(path.parent)
         temporary, file = _reserve(path, suffix, make)
         try:
@@ -224,7 +244,7 @@ def append_lines(path: Path, lines: str) -> None:
     Of several processes each waits for its turn.
     """
     with _or_say_what_is_safe(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_parent(path)
         with path.open("a+b") as file:
             _lock(file, wait=True)
             end = _cut_torn_line(file)
@@ -283,6 +303,13 @@ def parse_json(
             raise ValueError(f"a number of {len(digits):,} digits")
         return int(digits)
 
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):  # readers differ in which of them counts
+            name, count = Counter(name for name, _ in pairs).most_common(1)[0]
+            raise ValueError(f"{count} keys named {shown(name)}")
+        return found
+
     def real(digits: str) -> float:
         number = float(digits)
         if finite and not math.isfinite(number):
@@ -296,7 +323,8 @@ def parse_json(
             raise ValueError("it holds too many values")
         if parts > _DEEPEST and _depth(text) > _DEEPEST:
             raise ValueError(f"nested more than {_DEEPEST} deep")
-        found = json.loads(text, parse_int=whole, parse_float=real, parse_constant=real)
+        how: Any = {"parse_int": whole, "parse_float": real, "parse_constant": real}
+        found = json.loads(text, object_pairs_hook=once, **how)
         if "\\ud" in text.lower():  # half of a pair cannot be printed or written
             json.dumps(found, ensure_ascii=False).encode()
     except ValueError as error:

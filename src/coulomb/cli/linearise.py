@@ -81,7 +81,8 @@ def linearise(
     from coulomb._support.archive import working_in, write_folder
     from coulomb._support.ranks import Ranks
 
-    partial = out.with_name(f"{out.name}.partial")
+    real = out.resolve()
+    partial = real.parent / f"{real.name}.partial"
     if out.is_dir() and any(out.iterdir()):
         if partial.is_dir():  # killed when its model was there already
             with working_in(partial):

@@ -532,12 +532,19 @@ def preset(name: str, changes: Mapping[str, Any] | None = None) -> TextSettings:
     return PRESETS[name].changed(changes or {})
 
 
+# Keys with many dots take tomllib the square of their length.
+_MOST_TOML, _LONGEST_LINE = 2**16, 2**12
+
+
 def read_toml(path: str | Path) -> tuple[str | None, dict[str, Any]]:
     """Read settings from a TOML file with one key per setting, and maybe `preset`."""
-    from coulomb._support.archive import MOST_JSON, check_file
+    from coulomb._support.archive import check_file
 
     try:
-        values = tomllib.loads(check_file(path, MOST_JSON).read_text("utf-8"))
+        text = check_file(path, _MOST_TOML).read_text("utf-8")
+        if max(map(len, text.splitlines()), default=0) > _LONGEST_LINE:
+            raise ValueError(f"a line has more than {_LONGEST_LINE:,} characters")
+        values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{path} is not TOML: {error}.") from error
     name = values.pop("preset", None)
