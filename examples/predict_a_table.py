@@ -37,11 +37,13 @@ def main():
     print(f"R2 {model.score(test, y_test):.3f}")
     for name, share in zip(table, model.feature_importances_, strict=True):
         print(f"{name:12s} {share:.3f}")
+
     low, high = y_train > 1, y_test > 1
     classifier = CoulombClassifier(128, random_state=0).fit(train, low)
     forecast = classifier.predict_proba(test)
     print(f"accuracy {classifier.score(test, high):.3f}")
     print(f"log loss {log_loss(high, forecast):.3f}")
+
     unseen = test.head(1).assign(job="astronaut")
     print("an unknown job:", model.predict(unseen).round(2))
 
