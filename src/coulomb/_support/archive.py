@@ -35,6 +35,7 @@ except ImportError:  # without locks nothing is swept, and nobody is kept out
 MOST_JSON, MOST_TABLE, MOST_TENSORS = 2**28, 2**32, 2**36  # bytes of a file
 _DEEPEST, _LONGEST_NUMBER = 64, 40  # levels and characters of JSON
 _MOST_PARTS = 2**21  # lists and objects of JSON; eight times as many values
+_MOST_NAMES = 2**16  # tensors of an archive
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}(\.[^.]*)?")
 _held: dict[Path, int] = {}  # folders that are worked in, with their descriptors
@@ -470,6 +471,8 @@ def _archive(
     check_file(path, MOST_TENSORS)
     try:
         with safe_open(path, framework=framework) as file:
+            if (count := len(file.keys())) > _MOST_NAMES:  # each costs 10 microseconds
+                raise FileFormatError(f"{count:,} tensors; at most {_MOST_NAMES:,}.")
             yield file
     except FileFormatError as error:
         raise FileFormatError(f"{path} {complaint}: {error}{advice}") from error
