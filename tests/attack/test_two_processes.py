@@ -202,9 +202,11 @@ def test_a_model_goes_where_a_link_to_a_folder_leads(tmp_path):
     assert (tmp_path / "real" / "a").read_text() == "x"
 
 
-def test_a_link_that_leads_nowhere_is_told_before_work(tmp_path, capfd):
-    (tmp_path / "link").symlink_to("nowhere")
-    assert run_cli("demo", "--out", tmp_path / "link") == 1
+@pytest.mark.parametrize("verb", ["demo", "reproduce"])  # the second writes below it
+def test_a_link_that_leads_nowhere_is_told_before_work(verb, data, capfd, monkeypatch):
+    monkeypatch.chdir(data)
+    (data / "link").symlink_to("nowhere")
+    assert run_cli(*OUTPUTS[verb], data / "link") == 1
     assert capfd.readouterr().err.endswith("there is a broken link.\n")
 
 

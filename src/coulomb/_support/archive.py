@@ -68,11 +68,13 @@ def check_output(path: str | Path | None, *, folder: bool = False) -> None:
         return
     path = Path(path)
     there = path if path.exists() and folder else path.absolute().parent
+    broken = folder and path.is_symlink() and not path.exists()
     while not there.exists():
+        broken |= there.is_symlink()
         there = there.parent
     if path.exists() and folder and not path.is_dir():
         told, number = "A folder is needed, and there is a file", errno.ENOTDIR
-    elif folder and path.is_symlink() and not path.exists():
+    elif broken:
         told, number = "A folder is needed, and there is a broken link", errno.ENOENT
     elif path.exists() and not folder and not path.is_file():
         told = "A file is to be written, and there is something else"
