@@ -19,7 +19,7 @@ x = torch.cumsum(torch.randn(1, 40, 32, generator=generator), dim=1) / 4
 _, exact = softmax(x, x, x)
 
 figure, axes = plt.subplots(1, 4, figsize=(11, 3), layout="constrained")
-axes[0].imshow(exact[0].detach())
+axes[0].imshow(exact[0].detach().numpy())
 axes[0].set(title="softmax", xlabel="key", ylabel="query")
 for ax, count in zip(axes[1:], (8, 64, 512), strict=True):
     layer = KernelAttention(
@@ -28,6 +28,6 @@ for ax, count in zip(axes[1:], (8, 64, 512), strict=True):
     layer.load_state_dict(softmax.state_dict(), strict=False)
     _, weights = layer(x, x, x)
     error = (weights - exact).abs().sum(dim=-1).mean() / 2
-    ax.imshow(weights[0].detach(), vmax=exact.max().item())
+    ax.imshow(weights[0].detach().numpy(), vmax=exact.max().item())
     ax.set(title=f"{count} features, {100 * error:.0f} % misplaced", yticks=[])
 plt.show()

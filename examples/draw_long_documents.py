@@ -42,7 +42,7 @@ def main():
     found, lengths = zip(*(embed(fast, tokenizer, x) for x in TEXTS), strict=True)
     vectors = torch.stack(found)
     plt.figure(figsize=(5, 4.2), layout="constrained")
-    plt.imshow(vectors @ vectors.T, cmap="viridis")
+    plt.imshow((vectors @ vectors.T).numpy(), cmap="viridis")
     labels = [f"{x}, {n}" for x, n in zip(NAMES, lengths, strict=True)]
     plt.xticks(range(5), NAMES, rotation=30)
     plt.yticks(range(5), labels)

@@ -6,6 +6,7 @@ import runpy
 from pathlib import Path
 
 import matplotlib
+import matplotlib.pyplot as plt
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -84,5 +85,7 @@ def test_examples_are_short_and_run(example, tmp_path, monkeypatch, capsys):
     assert len(example.read_text().splitlines()) <= 80
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(example), run_name="__main__")
-    assert capsys.readouterr().out
+    drawn = plt.get_fignums()
+    plt.close("all")
+    assert capsys.readouterr().out or drawn
     assert not list(tmp_path.iterdir())

@@ -363,7 +363,8 @@ def _mean_of_means(
         else:
             out.copy_(_split_heads(torch.bmm(phi, columns), out))
     shifts = [offset] if shift is None else [offset, shift]
-    exact = not (features.retry and bool(lost.any()))
+    asks = features.retry and not lost.is_meta  # which has no values
+    exact = not (asks and bool(lost.any()))
     return Saved(None, sums, weights, shifts, exact=exact, kept=features.kept)
 
 
