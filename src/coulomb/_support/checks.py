@@ -2,8 +2,10 @@
 
 import math
 import os
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from itertools import pairwise
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -22,6 +24,12 @@ if TYPE_CHECKING:
 
 Member = TypeVar("Member")
 Registered = TypeVar("Registered", bound=Callable[..., Any])
+
+
+def packaged(package: str, name: str) -> dict[str, Any]:
+    """Read the TOML file of a package."""
+    return tomllib.loads(files(package).joinpath(name).read_text("utf-8"))
+
 
 # No count of steps, rows or features is meant to be larger.
 _MOST = 2**31 - 1

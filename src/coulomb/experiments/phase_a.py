@@ -1,6 +1,5 @@
 """Does Phase A learn? Learned particles against every control, paired by seed."""
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +14,7 @@ from coulomb.experiments.base import (
     Settings,
     experiments,
 )
-from coulomb.experiments.records import Job, Record
+from coulomb.experiments.records import PLANS, Job, Record
 from coulomb.experiments.summary import METHOD_TITLES, paired, select
 from coulomb.experiments.text import (
     SMALL,
@@ -35,55 +34,11 @@ from coulomb.text.training import train
 
 # Particles of each head, those that matter most first.
 BUDGETS = (32, 256, 16, 64)
-# Tasks whose rows are many, or long, are thinned: rows of each split.
-ROWS: dict[str, dict[str, int]] = {
-    "qqp": {"train": 10_000, "validation": 4000},
-    "imdb": {"train": 4000, "validation": 1000, "test": 2500},
-}
+_PLAN: dict[str, Any] = PLANS["phase-a"]
+ROWS: dict[str, dict[str, int]] = _PLAN["rows"]
 # A task at another length has a name of its own.
 LONGER = {"imdb-1024": "imdb"}
-# Tagging learns nothing of its context with the preset's constants: these were chosen
-# on validation rows with softmax and vanilla arms, seed 0.
-CHANGES: dict[str, Job] = {
-    "conll2003": {"lr": 2e-3, "dropout": 0.1},
-    "hkcancor": {"lr": 2e-3, "dropout": 0.1},  # taken over; not chosen again
-    # An encoder that does not see which text a token is from cannot compare them.
-    # Taken over from tags, too; dropout of states hides which words are equal.
-    "qqp": {"lr": 2e-3, "dropout": 0.1, "positions": "parts"},
-    "mrpc": {"lr": 2e-3, "dropout": 0.1, "positions": "parts"},
-    # Half of the preset's steps: four epochs of long texts.
-    "imdb": {"max_length": 512, "min_steps": 250},
-    "imdb-1024": {"max_length": 1024, "min_steps": 250},
-}
-# Tags move random particles until tokens attend to their class. Chosen on validation
-# rows of conll2003, seeds 0 and 1; without noise its noise-only control is vanilla.
-_MOVED: Job = {
-    "align_start": "drawn",
-    "align_objective": "neighbours",
-    "align_epochs": 2.0,
-    "align_sampler": "adam",
-    "align_step_size": 0.01,
-    "align_inverse_temperature": math.inf,
-    "align_clip": math.inf,
-    "align_strength": 0.0,
-}
-# What is trained for an arm: the row of `coulomb.text.settings` and what it changes.
-_ARMS: dict[tuple[str, str | None], tuple[str, Job]] = {
-    ("learned", None): ("kernel-softmaxfeat", {}),
-    ("learned", "norm-matched"): ("control-softmaxfeat", {}),
-    ("learned", "noise-only"): ("noise-softmaxfeat", {}),
-    ("neighbours", None): ("kernel-softmaxfeat", _MOVED),
-    ("neighbours", "norm-matched"): ("control-softmaxfeat", _MOVED),
-    ("vanilla", None): ("vanilla-softmaxfeat", {}),
-    # Without labels: windows around the token, at random shifts, chosen by hand; for
-    # pairs, particles blind to the part with the norms they were drawn with.
-    ("placed", None): ("placed-softmaxfeat", {}),
-    ("strewn", None): ("strewn-softmaxfeat", {}),
-    ("by-hand", None): ("kernel-softmaxfeat", {"align_shifts": "-1,1"}),
-    # The share of one among one particle is constant: plain averaging of values.
-    ("averaging", None): ("vanilla-softmaxfeat", {"n_features": 1}),
-    ("softmax", None): ("softmax", {}),
-}
+CHANGES: dict[str, Job] = _PLAN["changes"]
 CONTROLS = (
     ("vanilla", None),
     ("learned", "norm-matched"),
@@ -143,9 +98,11 @@ def arm_settings(job: Mapping[str, Any]) -> TextSettings:
     >>> arm_settings(arm | {"changes": {}, "seed": 1}).attention
     'noise-softmaxfeat'
     """
-    attention, changes = _ARMS[job["method"], job["control"]]
+    method, control = job["method"], job["control"]
+    attention = _PLAN["arms"][f"{method}, {control}" if control else method]
     # The arms are compared by the weights themselves.
-    changes = {"average_epochs": 0.0} | job["changes"] | changes
+    own = _PLAN["arm_changes"].get(method, {})
+    changes = {"average_epochs": 0.0} | job["changes"] | own
     changes |= {"attention": attention, "seed": job["seed"]}
     if job["n_components"]:
         changes["n_features"] = job["n_components"]

@@ -26,6 +26,7 @@ from coulomb._support.archive import (
     parse_json,
     write_bytes,
 )
+from coulomb._support.checks import packaged
 from coulomb._support.errors import CoulombError, FileFormatError
 
 Job = dict[str, Any]
@@ -36,6 +37,8 @@ _MOST_VALUES = 200  # of a setting, and names of metrics
 _LARGEST = 1e100  # of a metric; what is beyond cannot be averaged or drawn
 FILE = "records.jsonl"
 COMPRESSED = ".csv.gz"
+PLANS = packaged("coulomb.experiments", "plans.toml")
+"""Rows, constants and titles of the experiments."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,13 @@ import numpy as np
 
 from coulomb._support.archive import csv_text, write_bytes
 from coulomb._support.stats import Difference, fit_power_law, mean_difference
-from coulomb.experiments.records import COMPRESSED, Job, Record, write_compressed
+from coulomb.experiments.records import (
+    COMPRESSED,
+    PLANS,
+    Job,
+    Record,
+    write_compressed,
+)
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
@@ -19,36 +25,10 @@ REPETITION = ("seed", "trial", "design")
 MATCHED = ("noise", "n_samples", "n_features", "n_components", "task")
 _ROW = ("task", "constants", "n_components", "method")  # of a table of text
 _PAPER_DESIGN = 42
-METHOD_TITLES = {
-    "logistic": "logistic regression",
-    "svm": "RBF SVM",
-    "svm-cv": "RBF SVM, bandwidth by cross-validation",
-    "fixed": "random Fourier features",
-    "orthogonal": "orthogonal random features",
-    "multiple-kernels": "multiple-kernel learning, alignment",
-    "multiple-margin": "multiple-kernel learning, margin",
-    "importance": "importance sampling",
-    "langevin": "learned particles",
-    # Arms of Phase A: windows around the token, and at shifts drawn at random.
-    "placed": "windows",
-    "strewn": "random-windows",
-}
-CONTROLS = {
-    "norm-matched": "control: same norms, no alignment",
-    "noise-only": "control: noise only",
-}
+METHOD_TITLES: dict[str, str] = PLANS["titles"]
+CONTROLS: dict[str, str] = PLANS["controls"]
 CALIBRATION = ("log_loss", "brier", "ece")
-# What is worth a table of its own.
-METRICS = {
-    "noise": ("expected_accuracy", "accuracy", "f1", "bayes_accuracy", "seconds.total"),
-    "strength": ("expected_accuracy", "accuracy", "f1", "bayes_accuracy"),
-    "budget": ("expected_accuracy", "accuracy", "f1", "bayes_accuracy"),
-    "runtime": ("seconds.total", "seconds.cpu", "expected_accuracy"),
-    "text": ("accuracy", "mcc", "log_loss", "brier", "ece", "ece_paper", "roc_auc"),
-    "phase-a": ("score", "validation_score", "seconds.cpu"),
-    "meanfield": ("w1_exponent", "w2_exponent", "observable_exponent"),
-    "deviations": ("slope", "rate", "free_energy", "free_energy_limit"),
-}
+METRICS: dict[str, list[str]] = PLANS["metrics"]
 
 
 class Summary(NamedTuple):

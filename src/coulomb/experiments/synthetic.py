@@ -33,7 +33,7 @@ from coulomb.experiments.base import (
     Settings,
     experiments,
 )
-from coulomb.experiments.records import Job
+from coulomb.experiments.records import PLANS, Job
 from coulomb.experiments.text import (
     BOTH,
     SMALL,
@@ -59,38 +59,13 @@ _LARGE = 10_000  # from here on the paper's constants take a minute
 # The kernel matrices of more rows take gigabytes.
 _MOST_ROWS_MULTIPLE = {"smoke": 500, "paper": 10_000, "full": 20_000}
 
-# Rows of the paper's first figure, then ours; "constants" say whose settings are used.
-NOISE_ROWS: tuple[Job, ...] = (
-    {"method": "logistic", "constants": "paper"},
-    {"method": "svm", "constants": "paper", "gamma": 0.5},
-    {"method": "svm", "constants": "paper", "gamma": 0.01},
-    {"method": "svm", "constants": "paper", "gamma": 100.0},
-    {"method": "svm-cv", "constants": "default"},
-    {"method": "fixed", "constants": "paper"},
-    {"method": "fixed", "constants": "default"},
-    {"method": "orthogonal", "constants": "paper"},
-    {"method": "multiple-kernels", "constants": "paper"},
-    {"method": "multiple-margin", "constants": "paper"},
-    {"method": "importance", "constants": "paper"},
-    {"method": "importance", "constants": "default"},
-    {"method": "langevin", "constants": "paper", "strength": 0.5},
-    {"method": "langevin", "constants": "paper", "strength": 0.0},
-    {"method": "langevin", "constants": "default"},
-)
+NOISE_ROWS: tuple[Job, ...] = tuple(PLANS["synthetic"]["noise"])
 BUDGET_ROWS: tuple[Job, ...] = tuple(
     row
     for row in NOISE_ROWS
     if row["method"] in ("fixed", "importance", "langevin") and row.get("strength") != 0
 )
-RUNTIME_ROWS: tuple[Job, ...] = (
-    {"method": "logistic", "constants": "paper"},
-    {"method": "svm", "constants": "paper", "gamma": 0.5},
-    {"method": "fixed", "constants": "paper", "head": "liblinear"},
-    {"method": "multiple-kernels", "constants": "paper"},
-    {"method": "importance", "constants": "paper", "head": "liblinear"},
-    {"method": "langevin", "constants": "paper", "strength": 0.5, "head": "liblinear"},
-    {"method": "langevin", "constants": "default", "head": "liblinear"},
-)
+RUNTIME_ROWS: tuple[Job, ...] = tuple(PLANS["synthetic"]["runtime"])
 
 
 def synthetic_job(

@@ -19,7 +19,7 @@ from coulomb.experiments.base import (
     Settings,
     experiments,
 )
-from coulomb.experiments.records import Job
+from coulomb.experiments.records import PLANS, Job
 from coulomb.experiments.summary import without_phase_a
 from coulomb.text.data import Corpus, build_corpus
 from coulomb.text.evaluate import KINDS, bag_of_words_baseline
@@ -30,24 +30,10 @@ from coulomb.text.training import train
 
 TOY = "toy"  # a made-up task, so that the plan can be tried without data
 LABEL_BLINDNESS = "label-blindness"
-_PRESETS = {
-    "paper": "paper-supplement",
-    "default": "default",
-    "paper-plain": "paper-plain",
-    "paper-main": "paper-main",
-}
+_PRESETS: dict[str, str] = PLANS["text"]["presets"]
 BOTH = ("paper", "default")
 _PREFIXES = {"norm-matched": "control", "noise-only": "noise"}
-SMALL: Job = {
-    "width": 16,
-    "ffn_width": 16,
-    "n_features": 8,
-    "max_length": 16,
-    "epochs": 2,
-    "min_steps": 0,
-    "align_epochs": 1.0,
-    "batch_size": 16,
-}
+SMALL: Job = PLANS["text"]["small"]
 _SMOKE_ROWS = ("softmax", "vanilla-softmaxfeat", "kernel-softmaxfeat")
 
 
@@ -160,8 +146,6 @@ def by_flag(settings: TextSettings) -> dict[str, Any]:
 
 # No experiment sets these, and keys of earlier versions do not hold them.
 _OF_PRETRAINED = ("encoder", "linearise", "tune", "window")
-# Tasks of many rows are thinned: rows of each split.
-_ROWS = {"qqp": {"train": 20_000}}
 
 
 def thinned(corpus: Corpus, rows: Mapping[str, int]) -> Corpus:
@@ -187,7 +171,7 @@ def load_corpus(task: str, data_dir: Path | None) -> tuple[Corpus, Vocabulary]:
             f"`task` must have one label per text; got {task!r}. Known: "
             f"{', '.join(known)}."
         )
-    corpus = thinned(corpus, _ROWS.get(task, {}))
+    corpus = thinned(corpus, PLANS["text"]["rows"].get(task, {}))
     return corpus, choose_vocabulary(corpus, preset("default"), folder=data_dir)
 
 

@@ -13,7 +13,7 @@ from coulomb._support.archive import plain
 from coulomb._support.checks import make_generator
 from coulomb._support.stats import Fit
 from coulomb.experiments.base import AbstractExperiment, Outcome, Settings, experiments
-from coulomb.experiments.records import Job
+from coulomb.experiments.records import PLANS, Job
 from coulomb.interactions import Riesz
 from coulomb.theory import (
     FlowSettings,
@@ -31,24 +31,6 @@ from coulomb.theory import (
 )
 
 _START = "exp(-10*(x-0.4)**2)"
-# V, s and truncation: the log gas, and a Riesz gas with s >= d that is truncated.
-_GASES: tuple[Job, ...] = (
-    {"method": "log", "potential": "2*x**2", "s": 0.0, "truncation": 0.0},
-    {"method": "riesz", "potential": "cos(3*x)", "s": 1.0, "truncation": 0.1},
-)
-# At speed N with beta_N = N; the same for independent particles, whose rate Cramer's
-# theorem gives, to calibrate the fit; and at speed beta_N = N^2.
-_SPEEDS: tuple[Job, ...] = (
-    {"method": "speed N", "power": 1.0, "strength": 0.5}
-    | {"observable": "cos(x)", "delta": 0.25, "bridges": 0}
-    | {"counts": [16, 32, 64, 128, 256]},
-    {"method": "independent", "power": 1.0, "strength": 0.0}
-    | {"observable": "cos(x)", "delta": 0.25, "bridges": 0}
-    | {"counts": [16, 32, 64, 128, 256]},
-    {"method": "speed beta", "power": 2.0, "strength": 0.2}
-    | {"observable": "x", "delta": 0.5, "bridges": 12}
-    | {"counts": [4, 6, 8, 10, 12, 16]},
-)
 _ANY_STEP = FlowSettings(refuse_rises=False)
 _ROUNDING = 1e-12  # of a free energy of order one, summed over cells
 
@@ -98,15 +80,8 @@ class MeanFieldLimit(_AbstractTheory):
     file = "meanfield.json"
 
     def rows(self, small: bool) -> list[Job]:
-        common = {
-            "constants": "default",
-            "counts": [8, 16, 32] if small else [16, 32, 64, 128, 256],
-            "replicas": 3 if small else 16,
-            "cells": 40 if small else 200,
-            "time": 0.1 if small else 0.3,
-            "step_size": 1e-2 if small else 2e-3,
-        }
-        return [common | gas for gas in _GASES]
+        plan = PLANS["meanfield"]
+        return [plan["smoke" if small else "paper"] | gas for gas in plan["gases"]]
 
     def solve(self, job: Job) -> dict[str, Any]:
         grid = Interval(-1.0, 1.0, job["cells"])
@@ -164,20 +139,12 @@ class LargeDeviations(_AbstractTheory):
     file = "deviations.json"
 
     def rows(self, small: bool) -> list[Job]:
-        common = {
-            "constants": "default",
-            "potential": "x**2",
-            "beta": 1.0,
-            "size": 3.0,
-            "cells": 60 if small else 300,
-            "configurations": 200 if small else 4000,
-        }
-        rows: list[Job] = [common | speed for speed in _SPEEDS]
-        few: dict[float, Job] = {
-            1.0: {"counts": [4, 8, 16]},
-            2.0: {"counts": [2, 3, 4, 5], "bridges": 6},
-        }
-        return [row | few[row["power"]] for row in rows] if small else rows
+        plan = PLANS["deviations"]
+        common = plan["common"] | plan["smoke" if small else "paper"]
+        return [
+            common | speed["row"] | (speed["small"] if small else {})
+            for speed in plan["speeds"]
+        ]
 
     def solve(self, job: Job) -> dict[str, Any]:
         system = MeanField(

@@ -1,14 +1,12 @@
 """Public data sets by name, from a folder of Parquet files or from the hub."""
 
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from coulomb._support.checks import check_member
+from coulomb._support.checks import check_member, packaged
 from coulomb._support.errors import CoulombError, ParameterError
 from coulomb.text.data import (
     SAME_SPLIT,
@@ -38,8 +36,7 @@ class Task:
 
 
 def _read_tasks() -> dict[str, Task]:
-    text = files("coulomb.text").joinpath("tasks.toml").read_text("utf-8")
-    known = tomllib.loads(text)
+    known = packaged("coulomb.text", "tasks.toml")
     for task in known.values():
         task |= {name: tuple(x) for name, x in task.items() if isinstance(x, list)}
     return {name: Task(**task) for name, task in known.items()}
