@@ -23,13 +23,14 @@ from coulomb._support.checks import retold
 from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.attention.layers.replace import (
     LAYERS,
+    PROJECTIONS,
     as_saveable,
     config_class,
     real_tokens,
     register_configs,
 )
 from coulomb.linearise.heads import LinearisedHeads, near_attention
-from coulomb.linearise.teacher import FAMILIES, PROJECTIONS, Stack
+from coulomb.linearise.teacher import FAMILIES, Stack
 
 ATTENTION = "coulomb"
 """The name under which the attention function is registered with transformers."""

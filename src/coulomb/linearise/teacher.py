@@ -27,6 +27,7 @@ from coulomb._support.errors import (
 from coulomb._support.ranks import ALONE, Ranks
 from coulomb.attention import AbstractAttention
 from coulomb.attention.layers.replace import (
+    PROJECTIONS,
     ROTARY_TYPES,
     is_pretrained,
     n_positions,
@@ -37,16 +38,6 @@ from coulomb.linearise.heads import softmax_rows
 if TYPE_CHECKING:
     from coulomb.linearise.fit import LineariseSettings
 
-# Self-attention of transformers, with the names of its projections.
-PROJECTIONS = {
-    "BertSelfAttention": ("query", "key", "value"),
-    "RobertaSelfAttention": ("query", "key", "value"),
-    "DistilBertSelfAttention": ("q_lin", "k_lin", "v_lin"),
-    "MPNetSelfAttention": ("q", "k", "v"),
-    "LinearisedMPNetSelfAttention": ("q", "k", "v"),
-    "ModernBertAttention": ("Wqkv",),
-    "NomicBertAttention": ("q_proj", "k_proj", "v_proj"),
-}
 FAMILIES = "BERT, DistilBERT, MPNet, RoBERTa"
 MODEL_TYPES = ("bert", "roberta", "distilbert", "mpnet")
 

@@ -27,7 +27,7 @@ from coulomb._support.archive import (
     write_bytes,
     write_json,
 )
-from coulomb._support.checks import check_member
+from coulomb._support.checks import check_member, packaged
 from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.attention.layers.base import Seed, as_generator, options_of
 from coulomb.attention.layers.kernel import KernelAttention
@@ -37,23 +37,11 @@ __all__ = ["TransformersAttention", "replace_attention"]
 
 _SETTINGS = ("causal", "dropout", "feature_map", "n_features", "qkv", "start")
 
-# Self-attention of transformers that is softmax(q k') v and nothing else (no relative
-# or rotary positions, no blocks), with the names of its projections. BERT projects the
-# output in the module that follows.
-_BERT = ("query", "key", "value", "")
-_TRANSFORMERS = {
-    "BertGenerationSelfAttention": _BERT,
-    "BertSelfAttention": _BERT,
-    "CamembertSelfAttention": _BERT,
-    "Data2VecTextSelfAttention": _BERT,
-    "DistilBertSelfAttention": ("q_lin", "k_lin", "v_lin", "out_lin"),
-    "ElectraSelfAttention": _BERT,
-    "ErnieSelfAttention": _BERT,
-    "RobertaPreLayerNormSelfAttention": _BERT,
-    "RobertaSelfAttention": _BERT,
-    "ViTAttention": ("q_proj", "k_proj", "v_proj", "o_proj"),
-    "XLMRobertaSelfAttention": _BERT,
-}
+_FAMILIES = packaged("coulomb.attention.layers", "families.toml")
+_SWAPPED: dict[str, list[str]] = _FAMILIES["swapped"]
+MODEL_TYPES: list[str] = _FAMILIES["types"]
+ROTARY_TYPES: dict[str, str] = _FAMILIES["rotary"]
+PROJECTIONS: dict[str, list[str]] = _FAMILIES["linearised"]
 
 
 def replace_attention(
@@ -108,7 +96,7 @@ def replace_attention(
     if not chosen:
         raise ParameterError(
             "`model` must contain torch.nn.MultiheadAttention or the self-attention of "
-            f"{', '.join(n.split('SelfA')[0] for n in _TRANSFORMERS)}; got "
+            f"{', '.join(n.split('SelfA')[0] for n in _SWAPPED)}; got "
             f"{type(model).__name__} with {len(found)} of them, none selected."
         )
     _swap_by_name(model, {"names": chosen, "generator": generator, **settings})
@@ -138,7 +126,7 @@ def swap_layers(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
 def _is_attention(module: nn.Module) -> bool:
     kind = type(module)
     theirs = kind.__module__.startswith("transformers.")
-    return kind is nn.MultiheadAttention or (theirs and kind.__name__ in _TRANSFORMERS)
+    return kind is nn.MultiheadAttention or (theirs and kind.__name__ in _SWAPPED)
 
 
 def _swapped(module: nn.Module, options: dict[str, Any]) -> nn.Module:
@@ -174,7 +162,7 @@ def _copy(target: Tensor | None, source: Tensor | None) -> None:
 
 
 def _from_transformers(module: Any, options: dict[str, Any]) -> nn.Module:
-    *names, output = _TRANSFORMERS[type(module).__name__]
+    *names, output = _SWAPPED[type(module).__name__]
     query, key, value = (getattr(module, name) for name in names)
     kind = getattr(module, "position_embedding_type", "absolute")
     if query.in_features != query.out_features or kind != "absolute":
@@ -289,27 +277,6 @@ LAYERS: dict[str, Callable[[nn.Module, Mapping[str, Any]], None]] = {
     "kernel": _swap_by_name
 }
 
-# Types of models in transformers whose attention can be swapped and saved.
-MODEL_TYPES = [
-    "bert", "bert-generation", "camembert", "data2vec-text", "distilbert", "electra",
-    "ernie", "modernbert", "mpnet", "nomic_bert", "roberta", "roberta-prelayernorm",
-    "vit", "xlm-roberta",
-]  # fmt: skip
-
-_TASKS = (
-    "AutoModel",
-    "AutoModelForImageClassification",
-    "AutoModelForMaskedLM",
-    "AutoModelForMultipleChoice",
-    "AutoModelForQuestionAnswering",
-    "AutoModelForSequenceClassification",
-    "AutoModelForTokenClassification",
-)
-
-ROTARY_TYPES = {"modernbert": "ModernBERT", "nomic_bert": "NomicBERT"}
-
-# Their positions begin behind that of the padding.
-_BEGIN_LATE = ("camembert", "data2vec-text", "mpnet", "roberta", "xlm-roberta")
 
 # Models whose padding can be left out; whether their positions begin late.
 _PACKED = {"BertModel": False, "RobertaModel": True}
@@ -322,10 +289,6 @@ _PREFIX, _TYPE = "Linearised", "coulomb-"
 _COMPANIONS = (".jinja", ".json", ".md", ".model", ".txt")
 _OURS = ("config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json")
 
-_LENGTHS = {
-    "sentence_bert_config.json": "max_seq_length",
-    "tokenizer_config.json": "model_max_length",
-}
 _LOADER = "modeling_coulomb"
 _LOADER_TEXT = '''"""Classes of this model, from coulomb: pip install 'coulomb[hf]'."""
 
@@ -489,7 +452,7 @@ def n_positions(model: Any) -> int | None:
     kind = str(getattr(config, "model_type", "")).removeprefix(_TYPE)
     if count is None or kind in ROTARY_TYPES:
         return None
-    return int(count) - (2 if kind in _BEGIN_LATE else 0)
+    return int(count) - (2 if kind in _FAMILIES["begin_late"] else 0)
 
 
 def named_class(name: str) -> Any:
@@ -535,7 +498,7 @@ def register_models(config: Any) -> None:
 def _auto_classes(config: Any) -> Iterator[tuple[Any, Any]]:
     import transformers
 
-    for task in _TASKS:
+    for task in _FAMILIES["tasks"]:
         auto = getattr(transformers, task)
         base = auto._model_mapping.get(config.__base__, None)
         if base is not None:
@@ -578,7 +541,7 @@ def _write_companions(model: Any, folder: Path) -> None:
     before = None if source is None else read_json(source / "config.json", finite=False)
     key = "max_position_embeddings"
     if before is not None and before.get(key) != getattr(model.config, key, None):
-        for name, length in _LENGTHS.items():
+        for name, length in _FAMILIES["lengths"].items():
             if (folder / name).exists():
                 known = read_json(folder / name, finite=False)
                 write_json(folder / name, known | {length: n_positions(model)})
