@@ -236,15 +236,7 @@ def train(
 
 
 # Settings that mean the same from scratch and with a pretrained encoder.
-_OF_BOTH = {"linearise", "tune", "max_length", "pooling", "epochs", "batch_size", "lr"}
-_OF_BOTH |= {
-    "seed",
-    "window",
-    "dropout",
-    "schedule",
-    "warm_up_share",
-    "label_smoothing",
-}
+_OF_BOTH = {n for n, (_, part) in SETTINGS.items() if "pretrained" in part.metadata}
 
 
 def _usual_preset(corpus: "Corpus", changes: dict[str, Any], scratch: bool) -> str:
