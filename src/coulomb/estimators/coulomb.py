@@ -18,6 +18,7 @@ from coulomb._support.checks import (
     check_memory,
     check_real,
     make_generator,
+    packaged,
 )
 from coulomb._support.errors import ParameterError, ParameterTypeError, shown
 from coulomb.domains import AbstractDomain, Ball, domains
@@ -69,26 +70,8 @@ _HEAVY, _CUT = 5.0, 3.0
 # Whole numbers with more values than this are not classes unless the user says so, and
 # with more than this it is worth a warning.
 _MOST_CLASSES, _MANY_CLASSES = 50, 20
-# The constants of the paper's study of vectors, which do not win.
-_PAPER: dict[str, Any] = {
-    "n_particles": 300,
-    "gamma": 0.5,
-    "coordinates": "all",
-    "inverse_temperature": 100.0,
-    "n_candidates": None,
-    "max_iter": 2000,
-    "step_size": 30.0,
-    "interaction_strength": 0.5,
-    "domain": Ball(5.0),
-    "clip": 1.0,
-    "prior": False,
-    "batch_size": None,
-    "labels": "paper",
-    "resample": "gibbs",
-    "pursuit": 0,
-    "objective": "alignment",
-    "standardize": False,
-}
+_PAPER = packaged("coulomb.estimators", "paper.toml")
+_PAPER |= {"n_candidates": None, "batch_size": None, "domain": Ball(5.0)}
 
 
 _JOINT: dict[str, type[AbstractJoint]] = {

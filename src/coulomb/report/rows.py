@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from coulomb._support.checks import packaged
 from coulomb._support.stats import Difference, mean_difference
 from coulomb.experiments.records import Record
 from coulomb.experiments.summary import (
@@ -28,7 +29,8 @@ from coulomb.report.tables import (
 Estimate = Difference
 """A mean over trials with its standard error, which is NaN for one trial."""
 
-_LETTERS = {"gamma": "γ", "strength": "λ", "exponent": "s"}
+WORDS = packaged("coulomb.report", "assets/words.toml")
+_LETTERS: dict[str, str] = WORDS["letters"]
 _OTHERS = [1, 2, 3, 4, 5, 6, 7]
 _MOST_ROWS = 500  # of a table of every metric
 _NAMING = {"method", "constants", "control"}
@@ -192,12 +194,7 @@ COMMON = frozenset(
 BAYES = "Bayes (best possible)"
 EXPECTED = "expected_accuracy"
 _ACCURACY = Axis("expected accuracy")
-_WHOSE = {
-    "paper": "The paper’s constants",
-    "paper-plain": "The paper’s constants, drift without the factor N",
-    "paper-main": "The constants of the paper’s main text",
-    "default": "Our defaults",
-}
+_WHOSE: dict[str, str] = WORDS["whose"]
 _RIVALS = ("norm-matched", "noise-only", "fixed")
 _BAND = "Means over trials; bands are ± 2 standard errors."
 _ERRORS = "Mean ± standard error over trials; ● marks the best mean of a column."
@@ -339,8 +336,7 @@ def whose(constants: str) -> str:
 
 def whose_short(constants: str) -> str:
     """Say whose constants they are, in a table."""
-    short = {"paper": "paper’s", "default": "ours", "paper-plain": "paper’s, plain"}
-    return short.get(constants, constants or "–")
+    return str(WORDS["short"].get(constants, constants or "–"))
 
 
 def averaged(

@@ -12,6 +12,7 @@ from coulomb.experiments.records import Record
 from coulomb.experiments.summary import METHOD_TITLES, gather, paired, values_of
 from coulomb.report.chart import Axis, Chart, Dots, Ink
 from coulomb.report.rows import (
+    WORDS,
     Row,
     averaged,
     budgets_of,
@@ -39,11 +40,7 @@ from coulomb.report.tables import (
 
 _SHARED = ("task", "changes")
 _BLIND = "label-blindness"
-_NAMES = {
-    "sst2": "SST-2",
-    "qqp": "Quora Question Pairs",
-    "rotten_tomatoes": "Rotten Tomatoes",
-}
+_NAMES: dict[str, str] = WORDS["tasks"]
 # Series of one row stand a little apart, so that none covers another.
 _SERIES = {
     "": ("trained here, ± 2 s.e.", Ink(1, 0, 0), -0.2),
@@ -51,18 +48,7 @@ _SERIES = {
     "noise-only": ("noise-only control", Ink(3, 0, 2), 0.2),
 }
 _QUOTED = Ink(7, 0, 4)
-# Metric, heading, whether more is better, and the column of the published table.
-_COLUMNS: tuple[tuple[str, str, int, str], ...] = (
-    ("accuracy", "accuracy", 1, "accuracy"),
-    ("f1_macro", "F1 macro", 1, "f1_macro"),
-    ("roc_auc", "ROC-AUC", 1, "roc_auc"),
-    ("mcc", "MCC", 1, "mcc"),
-    ("log_loss", "log loss", -1, "log_loss"),
-    ("brier", "Brier", -1, "brier"),
-    ("ece", "ECE", -1, ""),
-    ("ece_paper", "ECE, the paper’s way", 0, "ece"),
-    ("seconds.total", "seconds", -1, "train_seconds"),
-)
+_COLUMNS: list[tuple[str, str, int, str]] = WORDS["text"]["columns"]
 
 
 def text_section(records: Sequence[Record]) -> Section:
