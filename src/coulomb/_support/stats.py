@@ -175,20 +175,17 @@ def fit_power_law(n: Sequence[float], values: Sequence[float]) -> PowerLaw:
     >>> round(law.exponent, 6), round(law.prefactor, 6)
     (1.0, 3.0)
     """
-    from scipy.stats import linregress  # takes half a second to import
-
     if len(n) < 3:
         raise ParameterError(f"`n` must have at least 3 sizes for a fit; got {len(n)}.")
     x, y = np.log(n), np.log(values)
-    fit = linregress(x, y)
-    slope, error = float(fit.slope), float(fit.stderr)
-    reach = float(stdtrit(len(n) - 2, 0.975)) * error
+    # Errors below any scatter: it is the scatter that says how sure the slope is.
+    fit = fit_line(x, y, np.full(len(n), 1e-12))
     residuals = y - (fit.intercept + fit.slope * x)
     return PowerLaw(
-        slope,
-        error,
-        slope - reach,
-        slope + reach,
+        fit.slope,
+        fit.standard_error,
+        fit.low,
+        fit.high,
         math.exp(fit.intercept),
         float(np.sqrt((residuals**2).mean())),
         len(n),

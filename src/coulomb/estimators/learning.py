@@ -67,28 +67,26 @@ from coulomb.objectives import (
     SharedScales,
 )
 
-# Multiples m of the "scale" bandwidth, and coordinates per particle (0: all).
+
+def _law(counts: Sequence[int], multiples: Sequence[float]) -> SpectralMixture:
+    """Mix numbers of coordinates (0: all) and multiples of the "scale" bandwidth."""
+    parts = [Component(k, m) for k in counts for m in multiples]
+    return SpectralMixture(tuple(parts))
+
+
 LAWS = {
-    "dense": SpectralMixture((Component(0, 1.0),)),
-    "smooth": SpectralMixture((Component(0, 0.5),)),
-    "smoother": SpectralMixture((Component(0, 0.25),)),
-    "smoothest": SpectralMixture((Component(0, 0.06),)),
-    "rough": SpectralMixture((Component(0, 2.0),)),
-    "rougher": SpectralMixture((Component(0, 4.0),)),
-    "pairs": SpectralMixture(
-        tuple(Component(k, m) for k in (1, 2) for m in (1.0, 2.0))
-    ),
-    "mixed": SpectralMixture(
-        tuple(Component(k, m) for k in (1, 2, 3, 0) for m in (1.0, 2.0))
-    ),
-    "wide": SpectralMixture(
-        tuple(Component(k, m) for k in (1, 2, 3, 0) for m in (4.0, 8.0, 16.0))
-    ),
+    "dense": _law((0,), (1.0,)),
+    "smooth": _law((0,), (0.5,)),
+    "smoother": _law((0,), (0.25,)),
+    "smoothest": _law((0,), (0.06,)),
+    "rough": _law((0,), (2.0,)),
+    "rougher": _law((0,), (4.0,)),
+    "pairs": _law((1, 2), (1.0, 2.0)),
+    "mixed": _law((1, 2, 3, 0), (1.0, 2.0)),
+    "wide": _law((1, 2, 3, 0), (4.0, 8.0, 16.0)),
 }
 # What the pool of `pursue` has beside the chosen law: every scale that may be of use.
-BROAD = SpectralMixture(
-    tuple(Component(k, m) for k in (1, 2, 3, 0) for m in (0.25, 0.5, 1.0, 2.0))
-)
+BROAD = _law((1, 2, 3, 0), (0.25, 0.5, 1.0, 2.0))
 # What is taken unless another choice is better by 1.5 standard errors: the best of many
 # noisy scores is too often the luckiest.
 REFERENCE = "mixed"

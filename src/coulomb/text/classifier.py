@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from coulomb.text.tokens import choose_vocabulary
 from coulomb.text.training import train
 
 
+@dataclass(eq=False, repr=False)
 class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Classify texts, or pairs of texts, with a small encoder around kernel attention.
 
@@ -69,26 +71,15 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ['good', 'bad']
     """
 
-    def __init__(
-        self,
-        attention: str | None = None,
-        *,
-        preset: str = "default",
-        settings: Mapping[str, Any] | None = None,
-        encoder: str | Path | None = None,
-        vocabulary: str | Path | None = None,
-        validation_share: float = 0.1,
-        random_state: int = 0,
-        verbose: bool | None = False,
-    ) -> None:
-        self.attention = attention
-        self.preset = preset
-        self.settings = settings
-        self.encoder = encoder
-        self.vocabulary = vocabulary
-        self.validation_share = validation_share
-        self.random_state = random_state
-        self.verbose = verbose
+    attention: str | None = None
+    _: KW_ONLY
+    preset: str = "default"
+    settings: Mapping[str, Any] | None = None
+    encoder: str | Path | None = None
+    vocabulary: str | Path | None = None
+    validation_share: float = 0.1
+    random_state: int = 0
+    verbose: bool | None = False
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
