@@ -15,7 +15,7 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 PUBLIC_PRIVATE = {"_version", "__version__"}
 # Ceilings of src: lines of code (no blanks, comments, docstrings), docstrings, files.
 # They may only fall: the goals are 25,000 lines of code and 140 files.
-MOST_CODE, MOST_DOCSTRINGS, MOST_FILES = 27_600, 10_100, 133
+MOST_CODE, MOST_DOCSTRINGS, MOST_FILES = 27_600, 10_060, 133
 
 
 FORBIDDEN = (
