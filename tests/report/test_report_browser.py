@@ -92,6 +92,51 @@ def test_nothing_is_wider_than_a_phone(page, visit):
     assert tab.complaints == []
 
 
+def test_charts_follow_a_window_that_is_resized_after_loading(page, visit):
+    tab = visit(page)
+    look_at_everything(tab)
+    widths = """() => [...document.querySelectorAll('[data-chart] > .plot')].map(
+        e => [e.querySelector('.main-svg').clientWidth, e.clientWidth])"""
+    wide = tab.evaluate(widths)
+    for size in (PHONE, WIDE):
+        tab.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
+        tab.wait_for_function(
+            f"() => ({widths})().every(([a, b]) => a === b && b < {size[0]})"
+        )
+        assert tab.evaluate("document.documentElement.scrollWidth") == size[0]
+        shown = "document.querySelector('#figure-%s > .plot').layout.xaxis.dtick"
+        ticks = tab.evaluate(shown % "noise-paper-expected")
+        assert ticks == (2 if size == PHONE else 1)
+    assert tab.evaluate(widths) == wide
+    assert tab.complaints == []
+
+
+def test_the_navigation_is_of_use_on_a_phone(page, visit):
+    tab = visit(page, PHONE)
+    last = tab.locator("nav a").last
+    last.click()
+    top = "document.querySelector('#settings').getBoundingClientRect().top"
+    tab.wait_for_function(f"() => 0 <= {top} && {top} < {PHONE[1]}")
+    box = last.bounding_box()
+    assert 0 <= box["x"] < box["x"] + box["width"] <= PHONE[0]
+
+
+def test_the_toolbar_of_a_chart_is_there_on_hover_only(page, visit):
+    tab = visit(page)
+    figure = tab.locator("#figure-runtime-ours > .plot")
+    figure.scroll_into_view_if_needed()
+    bar = figure.locator(".modebar--hover .modebar-group").first
+    bar.wait_for(state="attached")
+    opacity = "e => getComputedStyle(e).opacity"
+    assert bar.evaluate(opacity) == "0"
+    figure.hover()
+    tab.wait_for_timeout(600)
+    assert bar.evaluate(opacity) == "1"
+    phone = visit(page, PHONE, has_touch=True, is_mobile=True)
+    look_at_everything(phone)
+    assert phone.locator(".modebar-btn").count() == 0
+
+
 def test_methods_are_switched_by_mouse_and_keyboard_in_all_charts_of_a_group(tab):
     group = tab.locator("#noise .group").first
     shown = """() => ['expected', 'f1'].map(name =>

@@ -2,10 +2,12 @@
 
 import math
 
+import matplotlib
 import numpy as np
 import plotly.graph_objects as go
 import pytest
 import typer
+from matplotlib.figure import Figure
 from report_cases import (
     COMMON,
     make_deviations,
@@ -35,7 +37,7 @@ from coulomb.report.chart import (
 from coulomb.report.chart import drawable as keep
 from coulomb.report.interactive import interactive
 from coulomb.report.page import draw
-from coulomb.report.print import printed
+from coulomb.report.print import PRINT_STYLE, _draw, legend_below, printed
 from coulomb.report.rows import Row, averaged, by_row, estimate, row_inks, tick
 from coulomb.report.sections.text import phase_a_section
 from coulomb.report.sections.theory import theory_charts
@@ -245,3 +247,20 @@ def test_the_proof_of_phase_a_is_shown():
     (chart,) = section.groups[0].charts
     assert chart.layers[0].values == pytest.approx((0.65, 0.6, 0.8))
     assert phase_a_section([broken]).tables == ()
+
+
+def test_the_key_of_measured_points_is_no_point_of_the_data():
+    """It has a bar, and stands outside of the axes."""
+    with matplotlib.rc_context(PRINT_STYLE):
+        figure = Figure(layout="constrained")
+        axis = figure.subplots()
+        curve = Curve("a", (1.0, 2.0), (3.0, 4.0), (2.0, 3.5), (4.0, 4.5), line=False)
+        key = _draw(axis, curve)
+        assert key.has_yerr
+        assert [path.vertices[:, 1].tolist() for path in key[2][0].get_paths()] == [
+            [2.0, 4.0],
+            [3.5, 4.5],
+        ]
+        legend_below(figure, [(key, "a")])
+        figure.canvas.draw()
+        assert figure.legends[0].get_window_extent().y1 <= axis.get_tightbbox().y0

@@ -135,12 +135,8 @@ def _draw(axis: Any, layer: Layer) -> Any:
         return Patch(color=colour, alpha=0.35)
     style: dict[str, Any] = {"color": colour, "linestyle": "none", "marker": marker}
     if isinstance(layer, Dots):
-        style["markersize"] = 5
-        points = (layer.values, layer.rows)
-        bars = {"color": colour, "elinewidth": 1.2}
-        axis.errorbar(*points, xerr=layer.reach or None, fmt="none", **bars)
-        axis.plot(*points, **style)
-        return Line2D([], [], **style)
+        style |= {"markersize": 5, "elinewidth": 1.2, "xerr": layer.reach or None}
+        return axis.errorbar(layer.values, layer.rows, **style)
     if layer.line:
         style["linestyle"] = _DASHES[layer.ink.dash]
     if not layer.points:
@@ -148,8 +144,9 @@ def _draw(axis: Any, layer: Layer) -> Any:
     if layer.low and layer.line:
         look = {"color": colour, "alpha": BAND_OPACITY, "linewidth": 0}
         axis.fill_between(layer.x, layer.low, layer.high, **look)
-    elif layer.low:
-        axis.vlines(layer.x, layer.low, layer.high, color=colour, linewidth=1.2)
+    elif layer.low:  # the key has a bar too, and is no point of the data
+        reach = np.abs(np.array([layer.low, layer.high]) - layer.y)
+        return axis.errorbar(layer.x, layer.y, reach, elinewidth=1.2, **style)
     axis.plot(layer.x, layer.y, **style)
     return Line2D([], [], **style)
 

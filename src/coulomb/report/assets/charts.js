@@ -1,11 +1,11 @@
 "use strict";
 (() => {
   const figures = JSON.parse(document.getElementById("charts-data").textContent);
+  const coarse = matchMedia("(pointer: coarse)").matches;
   const config = {
-    responsive: true, displaylogo: false,
+    responsive: true, displaylogo: false, displayModeBar: coarse ? false : "hover",
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "toImage"],
   };
-  const coarse = matchMedia("(pointer: coarse)").matches;
   const faded = (hex, opacity) => {
     const value = parseInt(hex.slice(1), 16);
     return `rgba(${value >> 16},${(value >> 8) & 255},${value & 255},${opacity})`;
@@ -74,6 +74,8 @@
   plots.forEach((plot) => near.observe(plot));
   const redraw = (within) => plots.filter((plot) => plot.dataset.drawn && within.contains(plot)).forEach(draw);
   Theme.onChange(() => redraw(document));
+  // A phone that is turned, or a narrowed window, takes other ticks.
+  matchMedia("(max-width: 40rem)").addEventListener("change", () => redraw(document));
 
   for (const legend of document.querySelectorAll(".legend")) {
     const methods = [...legend.querySelectorAll("[data-method]")];

@@ -187,7 +187,7 @@ def _partition(key: str, curve: Mapping[str, Any]) -> Chart:
         Axis("−log Z_N / β_N"),
         (
             _measured("measured, ± 2 s.e.", counts, *values, _PARTICLES),
-            _line("mean field at β_N / N", counts, finite, Ink(2, 1)),
+            _line("mean field at β_N / N", counts, finite, _DENSITY),
             _line("limit", (counts[0], counts[-1]), (limit, limit), _REST),
         ),
         f"The variational limit is {limit:.6g}.",
