@@ -73,7 +73,8 @@ CHUNKS = {
     "no weight": ([(X, Y, np.zeros(20))], "`X` must have a row"),
     "widths": ([(X, Y), (X[:, :2], Y)], "the same columns in every chunk"),
     "no label": ([(X, Y), (X, np.array([None] * 20))], "must have a label in every"),
-    "once": ((part for part in [(X, Y)]), "used up after one pass"),
+    "once": ((x for x in [(X, Y), (X[:, :2], Y)]), "the same columns in every chunk"),
+    "end": ((x for x in [(X, Y), X[:, :2], 3]), r"alone or as \(X, y\)"),
 }
 
 

@@ -2,20 +2,26 @@
 
 import os
 import signal
+import tempfile
 import threading
 import time
 import tracemalloc
+from decimal import Decimal
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from scipy.sparse import csr_array
 from sklearn.base import clone
 from sklearn.metrics import accuracy_score, r2_score
 from threadpoolctl import threadpool_limits
 
 from coulomb import CoulombClassifier, CoulombRegressor, CoulombSampler
 from coulomb._support.errors import FileFormatError
-from coulomb.estimators import chunked
+from coulomb.estimators import chunked, coulomb, predictors
 from coulomb.estimators.chunked import Chunk, Chunks, as_chunks
 from coulomb.estimators.tabular import RidgeSums, fit_ridge
 
@@ -133,7 +139,7 @@ def check_chunks(found, rows):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_many_rows_give_the_same_sample_and_sums(kind, weighted, monkeypatch):
     monkeypatch.setattr(chunked, "MOST_ROWS", 200)
-    monkeypatch.setattr(chunked, "_BLOCK", 70)
+    monkeypatch.setattr(predictors, "_BLOCK", 70)
     X, y = data(kind)
     weight = None
     if weighted:
@@ -301,14 +307,181 @@ def test_partial_fit_takes_parts_once():
     np.testing.assert_array_equal(one.coef_, two.coef_)
 
 
+def pieces_of(source, kind):
+    """Give chunks with weights, of types that keep their rows in other ways."""
+    X, y = data(kind)
+    names = list("abcd")
+    for i, j in pairwise(CUTS):
+        rows, targets, weight = X[i:j], y[i:j], np.arange(i, j) % 3
+        if source == "columns first":
+            rows, targets = np.asfortranarray(X)[i:j], targets.tolist()
+        elif source == "frame":
+            rows = pd.DataFrame(rows, columns=names, copy=False)
+            targets, weight = pd.Series(targets), pd.Series(weight)
+        elif source == "mixed":
+            rows = pd.DataFrame(rows, columns=names).astype({"b": "float32"})
+            if kind != "sampler":
+                rows["e"] = np.where(rows["a"] > 0, "left", None)
+                rows["f"] = pd.Categorical(np.where(rows["c"] > 0, "in", "out"))
+        elif source == "arrow":
+            rows = pa.table(dict(zip(names, rows.T, strict=True)))
+            targets = pa.chunked_array([targets])
+        elif source == "objects":
+            targets = targets.astype(object)
+            if kind != "sampler":
+                words = np.where(rows[:, 0] > 0, "left", None)
+                rows = np.column_stack([rows.astype(object), words])
+        yield rows, targets, weight
+
+
+@pytest.fixture
+def on_disk(monkeypatch, tmp_path):
+    """Keep even few chunks in a file, in a folder of its own."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    spool = partial(tempfile.SpooledTemporaryFile, 1)
+    monkeypatch.setattr(coulomb, "open_spool", spool)
+    monkeypatch.setattr(predictors, "open_spool", spool)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "source", ["arrays", "columns first", "frame", "mixed", "arrow", "objects"]
+)
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_generator_gives_the_fit_of_a_list_to_the_bit(
+    kind, source, on_disk, monkeypatch
+):
+    monkeypatch.setattr(chunked, "MOST_ROWS", 200)
+    one = clone(MODELS[kind]).fit(pieces_of(source, kind))
+    two = clone(MODELS[kind]).fit(list(pieces_of(source, kind)))
+    assert fitted(one).keys() == fitted(two).keys()
+    for name, value in fitted(two).items():
+        np.testing.assert_array_equal(fitted(one)[name], value, err_msg=name)
+    names = getattr(two, "feature_names_in_", None)
+    np.testing.assert_array_equal(getattr(one, "feature_names_in_", None), names)
+
+
+ROW = np.arange(12.0).reshape(4, 3)
+WORDS = np.array([["a", 1, 2.5], [None, True, float("nan")]], dtype=object)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ROW,
+        np.asfortranarray(ROW)[::2],
+        ROW[:0],
+        np.array(["x", "yy"]),
+        WORDS,
+        WORDS[:0],
+        pd.DataFrame(ROW, columns=[0, 1, 2], copy=False)[1:],
+        pd.DataFrame(np.asfortranarray(ROW), columns=list("aba"), copy=False),
+        pd.DataFrame(WORDS, dtype=object),
+        pd.DataFrame({"a": pd.array([1, None]), "b": ["x", None], "c": [1.0, 2.0]}),
+        pa.table({"a": [1, None], "b": pa.array(["x", "x"]).dictionary_encode()}),
+        None,
+    ],
+    ids=str,
+)
+def test_kept_rows_come_back_as_they_were(values):
+    with chunked.open_spool() as spool:
+        spool.write(b"before")
+        read = chunked._write(values, spool)
+        chunked._write(ROW, spool)
+        read()
+        found = read()
+    assert type(found) is type(values)
+    assert found is not values or values is None
+    if isinstance(values, pa.Table):
+        assert found.equals(values)
+    if isinstance(values, pd.DataFrame):
+        pd.testing.assert_frame_equal(found, values.reset_index(drop=True))
+        found, values = found.to_numpy(), values.to_numpy()
+    if isinstance(values, np.ndarray):
+        assert found.dtype == values.dtype
+        assert found.shape == values.shape
+        assert repr(found.tolist()) == repr(values.tolist())
+        assert found.dtype == object or found.flags.fnc == np.copy(values).flags.fnc
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        csr_array(ROW),
+        np.array([[Decimal("1.0")], [Decimal(2)]], dtype=object),
+        pd.DataFrame({"a": [1.0, 2.0], "b": pd.Series(["x", 1], dtype=object)}),
+        pd.DataFrame({"a": [1.0, 2.0], "b": pd.Series([1, None], dtype=object)}),
+    ],
+    ids=["sparse", "numbers", "words and numbers", "whole numbers"],
+)
+def test_what_no_file_gives_back_stays_in_memory(values):
+    with chunked.open_spool() as spool:
+        assert chunked._write(values, spool)() is values
+        assert spool.tell() == 0
+
+
+def files_in(folder):
+    """Count the open files in a folder, also those without a name."""
+    open_files = Path("/proc/self/fd")
+    if not open_files.exists():
+        pytest.skip("only Linux lists the open files of a process")
+    places = [os.path.realpath(file) for file in open_files.iterdir()]
+    return sum(place.startswith(str(folder)) for place in places)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("kind", MODELS)
+def test_kept_chunks_are_gone_after_a_fit_and_after_an_error(kind, fails, on_disk):
+    seen = []
+
+    def parts():
+        yield from pieces_of("arrays", kind)
+        seen.append(files_in(on_disk))
+        if fails:
+            raise KeyError("no more")
+
+    model = clone(MODELS[kind])
+    if fails:
+        # The error, which is still there, holds on to all that the fit had.
+        with pytest.raises(KeyError, match="no more") as caught:
+            model.fit(parts())
+        assert caught.value.__traceback__ is not None
+        assert not hasattr(model, "n_features_in_")
+    else:
+        model.fit(parts())
+    assert seen == [1]
+    assert files_in(on_disk) == 0
+    assert not list(on_disk.iterdir())
+
+
+def test_a_fit_of_a_generator_holds_few_of_its_chunks(on_disk, monkeypatch):
+    """32 MB in 40 chunks, and a sample of 2,000 rows."""
+    monkeypatch.setattr(chunked, "MOST_ROWS", 2000)
+    sizes = []
+
+    def parts():
+        for number in range(40):
+            rows = np.random.default_rng(number).normal(size=(5000, 20))
+            sizes.append(rows.nbytes)
+            yield rows, rows[:, 0] * rows[:, 1]
+
+    tracemalloc.start()
+    try:
+        clone(MODELS["regressor"]).fit(parts())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < sum(sizes) / 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((iter([(np.ones((2, 2)), [0, 1])]),), "more than once"),
+        ((iter([(np.ones((2, 2)), [0, 1])]), [0, 1]), "`y` must be None"),
         (([(np.ones((2, 2)), [0, 1])], [0, 1]), "`y` must be None"),
         (([(np.ones((2, 2)), [0, 1]), (np.ones((2, 3)), [0, 1])],), "same columns"),
         (("nowhere.parquet", "y"), "Parquet path"),
-        (((x for x in ()),), "more than once"),
+        (((x for x in ()),), "at least one chunk"),
         (
             (dd.from_pandas(pd.DataFrame({"a": [1.0]}), npartitions=1), "z"),
             "must name columns",

@@ -6,12 +6,15 @@ that depends on nothing but the number of parts. So the result is the same on an
 of workers, and a part that is computed twice changes nothing.
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial, wraps
 from itertools import accumulate, repeat
+from os import SEEK_END
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -30,7 +33,9 @@ from coulomb._support.errors import (
 # Rows that are looked at together: of more, a uniform sample makes all choices.
 MOST_ROWS = 100_000
 _MOST_CLASSES = 10_000  # in `y`; with more values it holds numbers
-_BLOCK = 20_000  # rows whose features are in memory at once
+_PLAIN = {str, int, float, bool, type(None)}  # what JSON gives back as it was
+# For the chunks of an iterator: of more than 64 MB, a file without a name.
+open_spool = partial(SpooledTemporaryFile, 2**26)
 
 Term = TypeVar("Term")
 
@@ -52,14 +57,9 @@ class Chunks:
     dask: Any = None  # the module, if it holds the parts
 
     @property
-    def rows(self) -> int:
-        """How many rows there are."""
-        return sum(self.lengths)
-
-    @property
     def sampled(self) -> bool:
         """Whether there are more than can be looked at together."""
-        return self.rows > MOST_ROWS
+        return sum(self.lengths) > MOST_ROWS
 
     def total(
         self,
@@ -102,8 +102,8 @@ class Chunks:
 
 def _unless_empty(function: Callable[..., Term], chunk: Chunk, *others: Any) -> Any:
     """Leave out parts without rows, or whose rows weigh nothing."""
-    empty = not _count(chunk)
-    if empty or (chunk.weight is not None and not np.any(np.asarray(chunk.weight))):
+    weightless = chunk.weight is not None and not np.any(np.asarray(chunk.weight))
+    if weightless or not _count(chunk):
         return None
     return function(chunk, *others)
 
@@ -115,11 +115,12 @@ def _join(add: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
 
 
 def as_chunks(
-    X: Any, y: Any = None, weight: Any = None, *, once: bool = False
+    X: Any, y: Any = None, weight: Any = None, spool: Any = None
 ) -> Chunks | None:
     """Read data that come in parts, or are large; None for all others.
 
-    Of what is gone through only `once`, an iterator, nobody knows the lengths.
+    An iterator is gone through here if there is a `spool` that keeps its chunks.
+    Without one they can be read once, and nobody knows the lengths.
 
     Examples
     --------
@@ -139,17 +140,13 @@ def as_chunks(
                 "`y` must be None where `X` gives chunks: each of them is (X, y) or "
                 f"(X, y, sample_weight); got {shown(y)}."
             )
-        if iter(X) is X and once:
-            return Chunks(lambda: map(_as_chunk, X), [])
-        if iter(X) is X:
-            raise ParameterTypeError(
-                f"`X` must give its chunks more than once; got {shown(X)}, which is "
-                "used up after one pass. Use partial_fit, or a list."
-            )
-        lengths = [_count(chunk) for chunk in map(_as_chunk, X)]
-        if not lengths:
+        read, once = partial(map, _as_chunk, X), iter(X) is X
+        if once and spool is None:
+            return Chunks(read, [])
+        chunks = _keep(X, spool) if once else Chunks(read, list(map(_count, read())))
+        if not chunks.lengths:
             raise ParameterError("`X` must give at least one chunk; got none.")
-        return Chunks(lambda: map(_as_chunk, X), lengths)
+        return chunks
     rows = getattr(X, "shape", (0,))[0] if not sparse.issparse(X) else 0
     if rows <= MOST_ROWS:
         return None
@@ -169,7 +166,7 @@ def over_parts(method: Callable[..., Any]) -> Callable[..., Any]:
         check_is_fitted(self)
         if not hasattr(X, "__dask_graph__"):
             known = getattr(self, "feature_names_in_", None)
-            return (method(self, _select(part.X, known)) for part in read_parts(X))
+            return (method(self, _select(part.X, known)) for part in as_chunks(X) or ())
         import dask.array as da
 
         frame = hasattr(X, "columns")
@@ -217,12 +214,6 @@ def has_parts(X: Any) -> bool:
     return isinstance(X, Iterable) and not hasattr(X, "__len__")
 
 
-def read_parts(X: Any, y: Any = None, weight: Any = None) -> Iterable[Chunk]:
-    """Read parts one after the other, once."""
-    once = isinstance(X, Iterator)
-    return map(_as_chunk, X) if once else as_chunks(X, y, weight) or ()
-
-
 class Summary(NamedTuple):
     """What a fit must know of all rows, and the sample that it learns from."""
 
@@ -238,7 +229,7 @@ def summarise(chunks: Chunks, model: Any, seed: int) -> Summary:
     chosen = None
     if chunks.sampled:
         rng = np.random.default_rng(seed)
-        chosen = np.sort(rng.choice(chunks.rows, MOST_ROWS, replace=False))
+        chosen = np.sort(rng.choice(sum(chunks.lengths), MOST_ROWS, replace=False))
     return chunks.total(_summarise, _join_summaries, clone(model), chosen)
 
 
@@ -293,6 +284,47 @@ def _as_chunk(item: Any) -> Chunk:
 
 def _count(chunk: Chunk) -> int:
     return int(chunk.X.shape[0])
+
+
+def _keep(X: Iterable[Any], spool: Any) -> Chunks:
+    """Go through chunks once, and write them to a file to read them again."""
+    parts = [(_count(c), [_write(x, spool) for x in c]) for c in map(_as_chunk, X)]
+    lengths = [length for length, _ in parts]
+    return Chunks(lambda: (Chunk(*(f() for f in part)) for _, part in parts), lengths)
+
+
+def _write(values: Any, spool: Any) -> Callable[[], Any]:
+    """Write rows to a file; give what reads them with their types, bits and layout.
+
+    What neither numpy, JSON nor Arrow gives back as it was stays in memory.
+    """
+    import pyarrow as pa
+
+    if values is not None and len(getattr(values, "shape", ())) < 2:
+        values = np.asarray(values)  # as all checks do with targets and weights
+    kind, start = type(values), spool.seek(0, SEEK_END)
+    if kind in (np.ndarray, np.memmap) and values.dtype.kind in "biufSU":
+        np.save(spool, np.copy(values), allow_pickle=False)
+        return lambda: (spool.seek(start), np.load(spool))[1]
+    if kind is np.ndarray and set(map(type, values.flat)) <= _PLAIN:
+        text = np.frombuffer(json.dumps(values.tolist()).encode(), np.uint8)
+        data, shape = _write(text, spool), values.shape
+        return lambda: np.array(json.loads(data().tobytes()), object).reshape(shape)
+    if kind is pa.Table:
+        with pa.ipc.new_stream(spool, values.schema) as stream:
+            stream.write_table(values)
+        return lambda: (spool.seek(start), pa.ipc.open_stream(spool).read_all())[1]
+    if hasattr(values, "iloc"):
+        types, names = [*set(values.dtypes)], values.columns
+        if len(types) == 1 and isinstance(types[0], np.dtype):
+            data = _write(values.to_numpy(), spool)
+            return lambda: kind(data(), columns=names, dtype=types[0], copy=False)
+        with suppress(pa.ArrowException, TypeError, ValueError):
+            table = pa.Table.from_pandas(values, preserve_index=False)
+            if table.to_pandas().equals(values.reset_index(drop=True)):
+                data = _write(table, spool)
+                return lambda: data().to_pandas()
+    return lambda: values
 
 
 def _split_off(table: Any, *names: Any) -> Chunk:
@@ -402,8 +434,3 @@ def _dask_blocks(name: str, values: Any, lengths: list[int]) -> list[Any]:
             f"{len(blocks)}. Repartition it, or name a column of `X`."
         )
     return blocks
-
-
-def row_blocks(count: int) -> Iterator[slice]:
-    """Cut rows into blocks whose features fit into memory."""
-    return (slice(start, start + _BLOCK) for start in range(0, count, _BLOCK))

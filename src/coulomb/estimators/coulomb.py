@@ -40,7 +40,7 @@ from coulomb.estimators.chunked import (
     Chunks,
     as_chunks,
     has_parts,
-    read_parts,
+    open_spool,
     summarise,
 )
 from coulomb.estimators.learning import (
@@ -284,9 +284,10 @@ class CoulombSampler(AbstractFourierSampler):
         ----------
         X
             Dense or sparse data, shape `(n, p)`; a Dask array or frame, the path of
-            Parquet files, or a list (or whatever can be gone through again) of chunks
-            `(X, y)` or `(X, y, sample_weight)`. Of more than 100,000 dense rows all
-            decide mean and scale, and a uniform sample of them everything else.
+            Parquet files, or any iterable of chunks `(X, y)` or `(X, y,
+            sample_weight)`; those of a generator are kept in a temporary file. Of more
+            than 100,000 dense rows all decide mean and scale, and a uniform sample of
+            them everything else.
         y
             Labels or numbers, shape `(n,)`; the name of a column of Parquet files or of
             a Dask frame; None for chunks.
@@ -298,9 +299,9 @@ class CoulombSampler(AbstractFourierSampler):
         CoulombSampler
             The estimator.
         """
-        with self._all_or_nothing():
+        with self._all_or_nothing(), open_spool() as spool:
             settings = resolve_settings(self, draw_seed(self.random_state))
-            chunks = as_chunks(X, y, sample_weight)
+            chunks = as_chunks(X, y, sample_weight, spool)
             if chunks is None:
                 rows, y, weight = self._fit_input(X, y, sample_weight)
                 target = _read_target(y, self.target)
@@ -371,7 +372,7 @@ class CoulombSampler(AbstractFourierSampler):
             The estimator.
         """
         if has_parts(X):
-            for part in read_parts(X, y, sample_weight):
+            for part in as_chunks(X, y, sample_weight) or ():
                 self.partial_fit(part.X, part.y, classes, part.weight)
             return self
         with self._all_or_nothing():

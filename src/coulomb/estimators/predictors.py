@@ -43,9 +43,8 @@ from coulomb.estimators.chunked import (
     Chunks,
     as_chunks,
     has_parts,
+    open_spool,
     over_parts,
-    read_parts,
-    row_blocks,
     summarise,
 )
 from coulomb.estimators.coulomb import CoulombSampler
@@ -68,6 +67,7 @@ from coulomb.estimators.tabular import (
 from coulomb.features import Particles, as_feature_map
 
 _GRADIENT_ROWS = 500
+_BLOCK = 20_000  # rows whose features are in memory at once
 
 
 @dataclass(eq=False, repr=False)
@@ -100,9 +100,10 @@ class _AbstractPredictor(SavedEstimator, BaseEstimator):
         ----------
         X
             A data frame, an Arrow table or an array, shape `(n, p)`; NaN and None are
-            missing values. Or a Dask array or frame, the path of Parquet files, or a
-            list of chunks `(X, y)` or `(X, y, sample_weight)`. Of more than 100,000
-            rows a uniform sample is learned from; the head of a regressor sees all.
+            missing values. Or a Dask array or frame, the path of Parquet files, or any
+            iterable of chunks `(X, y)` or `(X, y, sample_weight)`; those of a generator
+            are kept in a temporary file. Of more than 100,000 rows a uniform sample is
+            learned from; the head of a regressor sees all.
         y
             Class labels or numbers, shape `(n,)`; the name of a column of Parquet files
             or of a Dask frame; None for chunks.
@@ -114,11 +115,11 @@ class _AbstractPredictor(SavedEstimator, BaseEstimator):
         Self
             The estimator.
         """
-        with self._all_or_nothing(), self._threads():
+        with self._all_or_nothing(), self._threads(), open_spool() as spool:
             self._check_settings()
             self._seen: RowReservoir | None = None
             seed = draw_seed(self.random_state)
-            chunks, classes = as_chunks(X, y, sample_weight), None
+            chunks, classes = as_chunks(X, y, sample_weight, spool), None
             if chunks is None:
                 table, y, weight = self._check_part(X, y, sample_weight)
             else:
@@ -135,7 +136,7 @@ class _AbstractPredictor(SavedEstimator, BaseEstimator):
 
     def _partial_fit(self, X: Any, y: Any, classes: Any, sample_weight: Any) -> Self:
         if has_parts(X):
-            for part in read_parts(X, y, sample_weight):
+            for part in as_chunks(X, y, sample_weight) or ():
                 self._partial_fit(part.X, part.y, classes, part.weight)
             return self
         with self._all_or_nothing(), self._threads():
@@ -363,7 +364,7 @@ class _AbstractPredictor(SavedEstimator, BaseEstimator):
         """
         if not has_parts(X):
             return float(super().score(X, y, sample_weight))
-        chunks = as_chunks(X, y, sample_weight, once=True)
+        chunks = as_chunks(X, y, sample_weight)
         assert chunks is not None
         found = chunks.total(_score_part, _ScoreSums.join, self)
         return 1.0 - found.errors / (found.spread or found.mass)
@@ -459,7 +460,8 @@ def _blocks(chunk: Chunk, model: Any, origin: np.ndarray) -> Iterator[Any]:
     table, y, weight = model._check_part(*chunk, reset=False)
     kept, y, weight = drop_weightless(np.arange(len(y)), y, weight)
     table = [x[kept] for x in table]
-    for rows in row_blocks(len(y)):
+    for start in range(0, len(y), _BLOCK):
+        rows = slice(start, start + _BLOCK)
         design = model._design(encode([x[rows] for x in table], model.columns_))
         yield design - origin, y[rows, None], weight[rows]
 
