@@ -1,10 +1,12 @@
 """Readers and writers of files, each bound from both sides."""
 
+import json
 import os
 
 import numpy as np
 import pytest
 import torch
+from attack_cases import write_encoder
 
 from coulomb._support import archive
 from coulomb._support.archive import (
@@ -18,6 +20,8 @@ from coulomb._support.archive import (
 )
 from coulomb._support.checks import make_generator
 from coulomb._support.errors import CoulombError, FileFormatError
+from coulomb.linearise.huggingface import load_tokenizer
+from coulomb.text import read_vocabulary
 
 TAKEN = {
     "[" * 64 + "]" * 64: [],
@@ -130,6 +134,22 @@ def test_tensors_are_counted(tmp_path, monkeypatch):
     for read in (read_shapes, read_archive):
         with pytest.raises(FileFormatError, match=r"is bad: 3 tensors; at most 2\."):
             read(file, complaint="is bad")
+
+
+def test_added_tokens_are_counted(tmp_path, monkeypatch):
+    """A million of them take the library longer than a file may take."""
+    pytest.importorskip("transformers")
+    write_encoder(tmp_path / "bert")
+    file = tmp_path / "bert" / "tokenizer.json"
+    count = len(json.loads(file.read_text())["added_tokens"])
+    readers = lambda: load_tokenizer(file.parent), lambda: read_vocabulary(file)
+    monkeypatch.setattr(archive, "MOST_ADDED", count)
+    for read in readers:
+        read()
+    monkeypatch.setattr(archive, "MOST_ADDED", count - 1)
+    for read in readers:
+        with pytest.raises(FileFormatError, match=rf"{count} added tokens; at most"):
+            read()
 
 
 def test_special_and_large_files_are_refused(tmp_path):

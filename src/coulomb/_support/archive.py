@@ -35,6 +35,7 @@ except ImportError:  # without locks nothing is swept, and nobody is kept out
 MOST_JSON, MOST_TABLE, MOST_TENSORS = 2**28, 2**32, 2**36  # bytes of a file
 _DEEPEST, _LONGEST_NUMBER = 64, 40  # levels and characters of JSON
 _MOST_PARTS = 2**21  # lists and objects of JSON; eight times as many values
+MOST_ADDED = 2**17  # tokens that a tokenizer has beside its vocabulary
 _MOST_NAMES = 2**16  # tensors of an archive
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}(\.[^.]*)?")
@@ -348,6 +349,15 @@ def read_json(path: str | Path, **options: Any) -> Any:
     """Read a JSON file that is not trusted."""
     path = check_file(path, MOST_JSON)
     return parse_json(path.read_bytes(), str(path), **options)
+
+
+def check_tokenizer(found: Any, place: str) -> None:
+    """Refuse more added tokens than any tokenizer has; the library is slow in them."""
+    added = found.get("added_tokens") if isinstance(found, dict) else None
+    if isinstance(added, list) and len(added) > MOST_ADDED:
+        raise FileFormatError(
+            f"{place} has {len(added):,} added tokens; at most {MOST_ADDED:,} are read."
+        )
 
 
 def plain(value: Any) -> Any:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coulomb._support.archive import read_json, read_shapes
+from coulomb._support.archive import check_tokenizer, read_json, read_shapes
 from coulomb._support.checks import retold
 from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.attention.layers.replace import (
@@ -53,7 +53,7 @@ def reading(folder: Path) -> Iterator[Any]:
             "save_pretrained."
         )
     for path in sorted(folder.glob("*.json")):
-        read_json(path, finite=False)
+        check_tokenizer(read_json(path, finite=False), str(path))
     auto = transformers().AutoConfig
     with retold(f"{folder} is not a model that transformers can load"):
         yield auto.from_pretrained(folder, **LOCAL)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from tokenizers.trainers import WordPieceTrainer
 from torch import Tensor
 
-from coulomb._support.archive import MOST_JSON, check_file
+from coulomb._support.archive import MOST_JSON, check_file, check_tokenizer, parse_json
 from coulomb._support.checks import check_count, retold
 from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.attention.encoder.layout import IGNORED, TokenBatch, token_places
@@ -174,7 +174,10 @@ class Vocabulary:
         Vocabulary
             The same.
         """
-        with retold(f"{source} is not a tokenizer of the library `tokenizers`"):
+        complaint = " is not a tokenizer of the library `tokenizers`"
+        with retold(source + complaint):
+            found = parse_json(text, source, finite=False, complaint=complaint)
+            check_tokenizer(found, source)
             tokenizer = Tokenizer.from_str(text)
             tokenizer.no_padding()
         return cls(tokenizer)
