@@ -18,7 +18,7 @@ matplotlib.use("agg")
 HERE = Path(__file__).parent
 
 project, author, release = "coulomb", "The coulomb developers", coulomb.__version__
-version = release
+version, copyright = release, author
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
