@@ -73,8 +73,6 @@ class Child:
             for path, number in ((self.out, 1), (self.err, 2)):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            # Pipes of the process that runs the tests would stay open with this one.
-            os.closerange(3, 4096)
             # The lock of its bars is shared by all forks: one that is killed holding it
             # would stop every later one.
             tqdm.set_lock(threading.RLock())
