@@ -359,6 +359,7 @@ CASES = {
         lambda: lin("usual", lambda texts: None),
         "`tokenizer` must return the keyword arguments",
     ),
+    "linearise empty": (lambda: lin("usual", lambda texts: {}), "mapping; got {}"),
     "keep 99": (lambda: lin(keep_exact=99), "`keep_exact` must be at most 4; got 99"),
     "keep -1": (lambda: lin(keep_exact=-1), "`keep_exact` must be at least 0"),
     "keep layer": (

@@ -130,3 +130,14 @@ def test_tags_are_for_taggers():
 def test_unknown_settings_are_refused():
     with pytest.raises(CoulombError, match="did you mean 'epochs'"):
         TextClassifier(settings={"epoch": 1}).fit(*reviews(20))
+
+
+@pytest.mark.parametrize("settings", ["a", True, 2.5])
+def test_settings_are_a_mapping(settings):
+    with pytest.raises(CoulombError, match="`settings` must be a mapping"):
+        TextClassifier(settings=settings).fit(["a", "b"], [0, 1])
+
+
+def test_a_huge_number_is_no_list_of_labels():
+    with pytest.raises(CoulombError, match="`y` must be a list of labels; got a num"):
+        TextClassifier().fit(["a", "b"], 10**6000)

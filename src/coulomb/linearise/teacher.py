@@ -580,10 +580,10 @@ def encode(tokenizer: Tokenizer, texts: list[str], max_length: int) -> Batch:
     """Make the keyword arguments of the model for some texts."""
     if not _is_pretrained_tokenizer(tokenizer):
         made = tokenizer(texts)
-        if not isinstance(made, Mapping):
+        if not isinstance(made, Mapping) or not made:
             raise ParameterTypeError(
                 "`tokenizer` must return the keyword arguments of the model as a "
-                f"mapping; got {type(made).__name__}."
+                f"mapping; got {shown(made)}."
             )
         return dict(made)
     options = {"truncation": True, "max_length": max_length, "padding": True}

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from coulomb._support.archive import write_archive, write_json
 from coulomb._support.checks import check_labels, check_seed
-from coulomb._support.errors import ParameterError
+from coulomb._support.errors import ParameterError, ParameterTypeError, shown
 from coulomb.text import run_folder
 from coulomb.text.data import as_list, build_corpus
 from coulomb.text.predictor import Predictor
@@ -103,6 +103,9 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             Itself.
         """
         seed = check_seed("random_state", self.random_state)
+        if not isinstance(self.settings, Mapping | None):
+            found = shown(self.settings)
+            raise ParameterTypeError(f"`settings` must be a mapping; got {found}.")
         changes = {"seed": seed} | dict(self.settings or {})
         if self.attention is not None:
             changes["attention"] = self.attention

@@ -352,7 +352,7 @@ def check_texts(texts: Iterable[Any], *, tagged: bool) -> list[Text]:
 def as_list(name: str, values: Any, wanted: str = "texts") -> list[Any]:
     """Refuse one string, or a number, in place of a list."""
     if isinstance(values, str) or not np.iterable(values):
-        found = "one string" if isinstance(values, str) else repr(values)
+        found = "one string" if isinstance(values, str) else shown(values)
         raise ParameterError(
             f"`{name}` must be a list of {wanted}; got {found}. Put it in a list."
         )

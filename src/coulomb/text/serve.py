@@ -183,11 +183,7 @@ def make_app(
         "kind": "tags" if config.kind == "token" else "pairs" if pairs else "texts",
         "classes": [str(label) for label in predictor.classes],
         "max_length": config.settings.model.max_length,
-        "limits": {
-            "texts": limits.texts,
-            "bytes": limits.n_bytes,
-            "seconds": limits.seconds,
-        },
+        "limits": vars(limits),
     }
 
     async def read_body(request: Request) -> bytes:
