@@ -141,14 +141,21 @@ def test_added_tokens_are_counted(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     write_encoder(tmp_path / "bert")
     file = tmp_path / "bert" / "tokenizer.json"
-    count = len(json.loads(file.read_text())["added_tokens"])
+    found = json.loads(file.read_text())
+    count = len(found["added_tokens"])
     readers = lambda: load_tokenizer(file.parent), lambda: read_vocabulary(file)
     monkeypatch.setattr(archive, "MOST_ADDED", count)
     for read in readers:
         read()
     monkeypatch.setattr(archive, "MOST_ADDED", count - 1)
     for read in readers:
-        with pytest.raises(FileFormatError, match=rf"{count} added tokens; at most"):
+        with pytest.raises(FileFormatError, match=rf"{count} added tokens of 26 char"):
+            read()
+    monkeypatch.undo()
+    found["added_tokens"][0]["content"] = "a" * 2**20
+    file.write_text(json.dumps(found))
+    for read in readers:
+        with pytest.raises(FileFormatError, match=r"of 1,048,\d+ characters; at most"):
             read()
 
 

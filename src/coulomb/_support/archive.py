@@ -354,9 +354,12 @@ def read_json(path: str | Path, **options: Any) -> Any:
 def check_tokenizer(found: Any, place: str) -> None:
     """Refuse more added tokens than any tokenizer has; the library is slow in them."""
     added = found.get("added_tokens") if isinstance(found, dict) else None
-    if isinstance(added, list) and len(added) > MOST_ADDED:
+    parts = added if isinstance(added, list) else []
+    words = [str(part.get("content")) for part in parts if isinstance(part, dict)]
+    if len(words) > MOST_ADDED or sum(map(len, words)) > 8 * MOST_ADDED:
         raise FileFormatError(
-            f"{place} has {len(added):,} added tokens; at most {MOST_ADDED:,} are read."
+            f"{place} has {len(words):,} added tokens of {sum(map(len, words)):,} "
+            f"characters; at most {MOST_ADDED:,} of {8 * MOST_ADDED:,} are read."
         )
 
 
