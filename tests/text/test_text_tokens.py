@@ -1,5 +1,6 @@
 """Vocabularies, and splits as rows of tokens."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -152,3 +153,18 @@ def test_renumbering(vocabulary):
     lost = rows.token_ids == kept[-1]
     assert (fewer.token_ids[lost] == 1).all()
     assert torch.equal(kept[fewer.token_ids[~lost]], rows.token_ids[~lost])
+
+
+@pytest.mark.parametrize("number", [2 * 10**8, 4 * 10**9])
+def test_a_number_far_from_the_others_is_refused(vocabulary, number):
+    """The library would end the process, or a table of embeddings have as many rows."""
+    found = json.loads(vocabulary.to_json())
+    found["model"]["vocab"]["far"] = number
+    with pytest.raises(CoulombError, match=f"numbers up to {number:,}"):
+        Vocabulary.from_json(json.dumps(found))
+
+
+def test_a_few_numbers_may_be_of_no_token(vocabulary):
+    found = json.loads(vocabulary.to_json())
+    found["model"]["vocab"]["far"] = number = len(found["model"]["vocab"]) + 500
+    assert Vocabulary.from_json(json.dumps(found)).size == number + 1

@@ -25,6 +25,7 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _NEEDED = (("[UNK]", "<unk>"), ("[CLS]", "<s>"), ("[SEP]", "</s>"))
 _ALPHABET = 1000  # characters that a vocabulary of one's own knows
 _LONGEST_WORD = 100  # characters; the library takes longer words as unknown
+_MOST_HOLES = 1000  # numbers of no token, beside as many as there are tokens
 _AT_ONCE = 2048  # texts that are tokenised together
 
 
@@ -57,6 +58,11 @@ class Vocabulary:
             next(known[name] for name in names if name in known) for names in _NEEDED
         )
         self.size = max(known.values()) + 1
+        if self.size > 2 * len(known) + _MOST_HOLES:  # a table would have as many rows
+            raise FileFormatError(
+                f"The vocabulary has {len(known):,} tokens, but numbers up to "
+                f"{self.size - 1:,}. Number them one after another."
+            )
 
     def encode(self, texts: Sequence[Text], max_length: int) -> list[np.ndarray]:
         """Cut texts into tokens, `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`.
