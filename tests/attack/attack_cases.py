@@ -5,6 +5,7 @@ A child is forked from a process that has everything imported: many are cheap.
 
 import contextlib
 import json
+import logging
 import os
 import re
 import resource
@@ -80,6 +81,9 @@ class Child:
                 os.fdopen(n, mode, encoding="utf-8", buffering=1)
                 for n, mode in ((1, "w"), (2, "w"), (0, "r"))
             )
+            # What transformers tells is the child's too: unseen, it may hold anything.
+            for handler in logging.getLogger("transformers").handlers:
+                handler.stream = sys.stderr
             if memory is not None:
                 resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
             code = target() or 0

@@ -18,6 +18,7 @@ import pytest
 import torch
 from attack_cases import Child, flags, run_cli, write_data, write_encoder
 from hostile import mutants, put
+from safetensors.numpy import load_file, save_file
 
 from coulomb import CoulombClassifier, CoulombSampler
 from coulomb._support.errors import CoulombError
@@ -228,6 +229,29 @@ def test_hostile_files(file, box, tmp_path):
             problems.append(f"{file}, {name}, {verb}: {found}")
     print(f"{file}: {len(some)} of {len(every)} tried, {len(problems)} problems")
     assert not problems, "\n\n".join(problems)
+
+
+EVIL_NAME = "evil\x1b[2Jname"
+
+
+@pytest.mark.parametrize("shape", [(2,), ()], ids=["extra", "mismatched"])
+def test_reports_of_transformers_hold_nothing_of_a_file(shape, box, tmp_path):
+    """They name tensors, as a stranger has named them."""
+    here = tmp_path / "box"
+    shutil.copytree(box, here)
+    file = here / "bert" / "model.safetensors"
+    tensors = load_file(file)
+    tensors[EVIL_NAME] = np.zeros(2)
+    if not shape:
+        name = next(iter(load_file(file)))
+        tensors[name] = tensors[name][..., :-1].copy()
+    save_file(tensors, file, metadata={"format": "pt"})
+    child = Child(lambda: LINEARISE["kernels"](here), tmp_path)
+    assert child.end() == (0 if shape else 2), child.told()
+    assert "\x1b" not in child.told()
+    assert "evil" not in child.told() + child.printed()
+    if not shape:
+        assert name in child.told()
 
 
 def test_the_name_of_a_folder_adds_nothing_to_a_model_card():

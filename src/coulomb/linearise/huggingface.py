@@ -42,6 +42,21 @@ _COUNTS = ("num_hidden_layers", "n_layers", "num_attention_heads", "n_heads")
 
 
 @contextmanager
+def quietly() -> Iterator[None]:
+    """Keep transformers from bars, and from reports, which hold words of the files."""
+    told = transformers().utils.logging
+    level, bars = told.get_verbosity(), told.is_progress_bar_enabled()
+    told.set_verbosity_error()
+    told.disable_progress_bar()
+    try:
+        yield
+    finally:
+        told.set_verbosity(level)
+        if bars:
+            told.enable_progress_bar()
+
+
+@contextmanager
 def reading(folder: Path) -> Iterator[Any]:
     """Check the files of a saved model, and turn errors of its readers into one.
 
@@ -55,7 +70,7 @@ def reading(folder: Path) -> Iterator[Any]:
     for path in sorted(folder.glob("*.json")):
         check_tokenizer(read_json(path, finite=False), str(path))
     auto = transformers().AutoConfig
-    with retold(f"{folder} is not a model that transformers can load"):
+    with retold(f"{folder} is not a model that transformers can load"), quietly():
         yield auto.from_pretrained(folder, **LOCAL)
 
 
@@ -88,8 +103,9 @@ def load_weights(kind: Any, folder: Path, **options: Any) -> Any:
                 f"{folder}: `{name}` of config.json cannot be {size!r:.40} with the "
                 f"weights there, {len(shapes)} tensors and no side above {largest}."
             )
+    asked = {"use_safetensors": True, "ignore_mismatched_sizes": True}
     model, told = kind.from_pretrained(
-        folder, use_safetensors=True, output_loading_info=True, **LOCAL, **options
+        folder, output_loading_info=True, **asked, **LOCAL, **options
     )
     lost = [name for name in told["missing_keys"] if "pooler" not in name]
     lost += [str(name) for name in told["mismatched_keys"]]

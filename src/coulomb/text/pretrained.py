@@ -5,8 +5,7 @@ attention is told where texts begin and end. In the folder of a run it is a fold
 its own, `encoder`, as `save_pretrained` writes it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,28 +98,13 @@ def encoder_vocabulary(name: str, kind: str) -> Vocabulary:
     return Vocabulary.from_json(tokenizer.backend_tokenizer.to_str(), name)
 
 
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep transformers from reporting poolers that are not used, and from bars."""
-    told = transformers().utils.logging
-    level, bars = told.get_verbosity(), told.is_progress_bar_enabled()
-    told.set_verbosity_error()
-    told.disable_progress_bar()
-    try:
-        yield
-    finally:
-        told.set_verbosity(level)
-        if bars:
-            told.enable_progress_bar()
-
-
 def load_body(folder: Path, max_length: int) -> Any:
     """Load an encoder, linear or not, without a head of its own.
 
     For texts that are longer than those it knows, its positions are repeated.
     """
     huggingface.register()
-    with huggingface.reading(folder) as config, _quietly():
+    with huggingface.reading(folder) as config:
         kind = str(config.model_type).removeprefix("coulomb-")
         if kind not in MODEL_TYPES:
             raise ParameterError(
@@ -228,7 +212,7 @@ class PretrainedEncoder(nn.Module):
 
     def save_pretrained(self, folder: Path, tokenizer: Any) -> None:
         """Write the encoder as transformers does, with its tokenizer."""
-        with _quietly():
+        with huggingface.quietly():
             self.body.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
