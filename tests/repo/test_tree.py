@@ -16,7 +16,7 @@ PUBLIC_PRIVATE = {"_version", "__version__"}
 # Ceilings of src: lines of code (no blanks, comments, docstrings), docstrings, files.
 # They fall, but for features that were asked for (the last: a server, CSV files as they
 # come, bounds of stranger's files): the goals are 25,000 lines of code and 140 files.
-MOST_CODE, MOST_DOCSTRINGS, MOST_FILES = 27_784, 10_060, 133
+MOST_CODE, MOST_DOCSTRINGS, MOST_FILES = 27_793, 10_060, 133
 
 
 FORBIDDEN = (

@@ -103,10 +103,11 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             Itself.
         """
         seed = check_seed("random_state", self.random_state)
-        if not isinstance(self.settings, Mapping | None):
-            found = shown(self.settings)
+        given: Any = self.settings
+        if not isinstance(given, Mapping | None):
+            found = shown(given)
             raise ParameterTypeError(f"`settings` must be a mapping; got {found}.")
-        changes = {"seed": seed} | dict(self.settings or {})
+        changes = {"seed": seed} | dict(given or {})
         if self.attention is not None:
             changes["attention"] = self.attention
         if self.encoder is not None:
