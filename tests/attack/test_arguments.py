@@ -359,7 +359,15 @@ CASES = {
         lambda: lin("usual", lambda texts: None),
         "`tokenizer` must return the keyword arguments",
     ),
-    "linearise empty": (lambda: lin("usual", lambda texts: {}), "mapping; got {}"),
+    "linearise empty": (lambda: lin("usual", lambda texts: {}), "each text; got {}"),
+    "linearise number": (
+        lambda: lin("usual", lambda texts: {"src": 3}),
+        "a row for each text; got {'src': 3}",
+    ),
+    "linearise rows": (
+        lambda: lin("usual", lambda texts: {"src": torch.ones(3, 4, 8)}),
+        "`tokenizer` must return the keyword arguments",
+    ),
     "keep 99": (lambda: lin(keep_exact=99), "`keep_exact` must be at most 4; got 99"),
     "keep -1": (lambda: lin(keep_exact=-1), "`keep_exact` must be at least 0"),
     "keep layer": (

@@ -580,10 +580,12 @@ def encode(tokenizer: Tokenizer, texts: list[str], max_length: int) -> Batch:
     """Make the keyword arguments of the model for some texts."""
     if not _is_pretrained_tokenizer(tokenizer):
         made = tokenizer(texts)
-        if not isinstance(made, Mapping) or not made:
+        first = next(iter(made.values()), None) if isinstance(made, Mapping) else None
+        if not isinstance(first, Tensor) or first.shape[:1] != (len(texts),):
             raise ParameterTypeError(
                 "`tokenizer` must return the keyword arguments of the model as a "
-                f"mapping; got {shown(made)}."
+                "mapping, the first of them a tensor with a row for each text; got "
+                f"{shown(made)}."
             )
         return dict(made)
     options = {"truncation": True, "max_length": max_length, "padding": True}
