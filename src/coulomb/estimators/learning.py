@@ -401,10 +401,11 @@ class _Path:
             yield stage._replace(features=features, steps=steps)
 
     def tuned(self, particles: Particles) -> AbstractJoint:
-        """Give the energy the penalty that suits the particles, by some of the rows."""
+        """Give the energy the penalty that suits some particles, by some of the rows."""
         sample = self.objective.sample
         some = sample.take(thinned(torch.arange(sample.size), _ROWS_TO_CHOOSE))
-        tuned = self.objective.on(some).with_best_penalty(particles)
+        few = particles.take(slice(_MOST_JUDGED))
+        tuned = self.objective.on(some).with_best_penalty(few)
         return replace(tuned, sample=sample)
 
     def with_phase_column(self, features: Particles) -> Particles:
