@@ -7,6 +7,7 @@ from sklearn.linear_model import RidgeCV
 
 from coulomb import CoulombSampler
 from coulomb._support.errors import FileFormatError, ParameterError
+from coulomb.objectives import Evidence
 
 
 def additive(n=400, dim=6, seed=0):
@@ -48,6 +49,22 @@ def test_a_fit_repeats_itself_and_knows_its_path():
     np.testing.assert_array_equal(one.transform(X), two.transform(X))
     steps = one.history_["step"]
     assert steps[-1] == one.n_iter_ if one.n_iter_ else len(steps) <= 1
+
+
+def test_many_features_do_not_pay_for_a_record_of_their_energy(monkeypatch):
+    seen, energy = [], Evidence.energy
+
+    def watched(self, particles):
+        seen.append(particles.n_particles)
+        return energy(self, particles)
+
+    monkeypatch.setattr(Evidence, "energy", watched)
+    X, y = additive()
+    sampler = CoulombSampler(700, random_state=0).fit(X, y)
+    assert sampler.n_iter_ == 0
+    assert sampler.history_["step"].tolist() == [0]
+    assert np.isfinite(sampler.history_["energy"]).all()
+    assert max(seen) == 512
 
 
 def test_particles_keep_their_coordinates():

@@ -193,7 +193,8 @@ class CoulombSampler(AbstractFourierSampler):
         Positions of all particles on the standardised columns,
         `(n_particles, n_features_in_)`.
     history_
-        Arrays "step", "energy", "alignment", "repulsion", "displacement", ...
+        Arrays "step", "energy", "alignment", "repulsion", "displacement", ... Where
+        nothing moved: of 512 particles at most.
     stop_reason_
         Why the run ended, in words.
     n_iter_

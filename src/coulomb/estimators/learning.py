@@ -401,11 +401,10 @@ class _Path:
             yield stage._replace(features=features, steps=steps)
 
     def tuned(self, particles: Particles) -> AbstractJoint:
-        """Give the energy the penalty that suits some particles, by some of the rows."""
+        """Give the energy the penalty that suits the particles, by some of the rows."""
         sample = self.objective.sample
         some = sample.take(thinned(torch.arange(sample.size), _ROWS_TO_CHOOSE))
-        few = particles.take(slice(_MOST_JUDGED))
-        tuned = self.objective.on(some).with_best_penalty(few)
+        tuned = self.objective.on(some).with_best_penalty(particles)
         return replace(tuned, sample=sample)
 
     def with_phase_column(self, features: Particles) -> Particles:
@@ -419,8 +418,9 @@ class _Path:
         self, stage: Stage, trials: list[Trial], judged: list[tuple[Stage, float]]
     ) -> Learned:
         """Say where the path ended."""
-        if not self.history:
-            list(self.steps(stage, [0]))
+        if not self.history:  # nothing has moved: the energy of some is told
+            few = stage.features.take(slice(_MOST_JUDGED))
+            list(self.steps(stage._replace(features=few), [0]))
         draw, beta, size = self.fit.resample(*self.candidates, stage.divergence)
         positions = draw.positions.double().clone()
         positions[self.chosen] = stage.features.positions
