@@ -8,6 +8,8 @@ LOOPS := $(VENV)/.compiled
 
 # Matplotlib would otherwise write its font list into the home directory.
 export MPLCONFIGDIR := $(CURDIR)/$(VENV)/matplotlib
+# Many containers set it; each process would then compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install ready run test test-all check attack bench docs clean

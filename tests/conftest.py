@@ -1,4 +1,5 @@
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,10 @@ settings.register_profile("coulomb", deadline=None, max_examples=25, derandomize
 settings.load_profile("coulomb")
 
 
+# Containers often forbid Python to keep what it compiles. Then every process that a
+# test starts compiles torch and transformers again, which is most of its time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # The choice between forms of attention must not depend on the machine of the tests.
 os.environ["COULOMB_TUNE"] = "0"
 # Test problems are tiny: threads would only wait for each other.
