@@ -3,6 +3,7 @@
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,15 @@ def test_imports_cost_little():
     for module, names in unwanted.items():
         code = f"import sys, {module}; print(*[m for m in {names} if m in sys.modules])"
         assert run_python(code).split() == [], module
+
+
+def test_runs_are_listed_without_torch():
+    saved = Path(__file__).parents[1] / "regression" / "saved"
+    code = f"import sys; from coulomb.cli.main import app; app(['runs', {str(saved)!r}]"
+    code += ", standalone_mode=False); print('torch:', 'torch' in sys.modules)"
+    told = run_python(code)
+    assert "reviews" in told
+    assert told.endswith("torch: False\n")
 
 
 def test_public_names_are_there_and_documented():

@@ -20,7 +20,7 @@ from coulomb._support.checks import check_member
 from coulomb._support.errors import ParameterError
 from coulomb._support.progress import visible_text
 from coulomb.cli import output
-from coulomb.text.settings import OF_PRETRAINED, SETTINGS
+from coulomb.text.settings import LOWER_IS_BETTER, OF_PRETRAINED, SETTINGS
 
 if TYPE_CHECKING:
     from coulomb.attention import Diagnosis
@@ -520,7 +520,6 @@ def runs(
     `coulomb runs experiments --metric log_loss --json`
     """
     from coulomb.text import list_runs
-    from coulomb.text.evaluate import LOWER_IS_BETTER
 
     rows = list_runs(folder)
     sign = 1 if metric in LOWER_IS_BETTER else -1

@@ -69,7 +69,7 @@ __all__ = [
 
 __getattr__ = names_from(
     "coulomb.text",
-    *("text.settings", "text.data", "text.tasks", "text.tokens", "text.run_folder"),
+    *("text.settings", "text.data", "text.tasks", "text.run_folder", "text.tokens"),
     *("text.evaluate", "text.training", "text.predictor", "text.classifier"),
     *("text.diagnose", "attention.encoder.packed", "attention.encoder.layout"),
     names=__all__,

@@ -21,7 +21,6 @@ from coulomb.text.tokens import TokenRows
 
 Numbers = NDArray[np.floating[Any]]
 _BINS = 15
-LOWER_IS_BETTER = ("log_loss", "brier", "ece", "ece_paper")
 
 
 def classification_metrics(labels: Any, probabilities: Any) -> dict[str, float | None]:

@@ -10,19 +10,19 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coulomb._support import archive
 from coulomb._support.archive import MOST_JSON, check_file, write_archive
 from coulomb._support.errors import CoulombError, FileFormatError, ParameterError
-from coulomb.attention.ops import tuning
 from coulomb.text.data import Corpus
 from coulomb.text.settings import TextSettings
 from coulomb.text.tasks import load_data
-from coulomb.text.tokens import Vocabulary
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from coulomb.text.tokens import Vocabulary
 
 FORMAT = "coulomb-text-1"
 CONFIG = "config.json"
@@ -50,7 +50,7 @@ _KINDS = {"format": str, "settings": dict, "kind": str, "classes": list}
 _KINDS |= {"data": dict, "fingerprint": str}
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_tensors(path: Path) -> tuple[dict[str, "Tensor"], dict[str, Any]]:
     """Read tensors and facts of a run's folder."""
     _must_be_there(path)
     advice = " Nothing was changed; restore it from a copy, or train again in a new "
@@ -72,7 +72,7 @@ def _check_kinds(path: Path, values: Any, kinds: Mapping[str, Any]) -> dict[str,
 
 
 def check_tensors(
-    path: str | Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+    path: str | Path, tensors: Mapping[str, Any], expected: Mapping[str, Any]
 ) -> None:
     """Refuse tensors that do not fit the model of a run's configuration."""
     for name in (*expected, *tensors):
@@ -125,7 +125,7 @@ def load_corpus(folder: Path, config: Config, corpus: Corpus | None) -> Corpus:
     return corpus
 
 
-def write_run(folder: Path, config: Config, vocabulary: Vocabulary) -> None:
+def write_run(folder: Path, config: Config, vocabulary: "Vocabulary") -> None:
     """Write what a run was asked and with which packages, the configuration last.
 
     A folder with a configuration is a run that can be resumed.
@@ -203,11 +203,13 @@ def _check_source(path: Path, data: Mapping[str, Any]) -> None:
             )
 
 
-def load_vocabulary(folder: Path) -> Vocabulary:
+def load_vocabulary(folder: Path) -> "Vocabulary":
     """Read the vocabulary of a run."""
     path = folder / VOCABULARY
     _must_be_there(path)
     text = check_file(path, MOST_JSON).read_text(encoding="utf-8", errors="replace")
+    from coulomb.text.tokens import Vocabulary
+
     return Vocabulary.from_json(text, str(path))
 
 
@@ -299,7 +301,7 @@ def list_runs(parent: str | Path) -> list[dict[str, Any]]:
 class Checkpoint(NamedTuple):
     """Tensors, and the plain facts that go with them."""
 
-    tensors: dict[str, Tensor]
+    tensors: dict[str, "Tensor"]
     facts: dict[str, Any]
 
 
@@ -354,14 +356,14 @@ class Store:
         )
         archive.write_bytes(self.folder / HISTORY, text.encode())
 
-    def keep(self, weights: Mapping[str, Tensor]) -> None:
+    def keep(self, weights: "Mapping[str, Tensor]") -> None:
         """Replace the best weights."""
         if self.folder is None:
             self._best = dict(weights)
         elif self.writes:
             write_archive(self.folder / self._weights, weights, {})
 
-    def best(self) -> dict[str, Tensor]:
+    def best(self) -> "dict[str, Tensor]":
         """Give the best weights."""
         if self.folder is None:
             return self._best
@@ -379,7 +381,10 @@ def describe_environment() -> dict[str, Any]:
     import platform
     from importlib.metadata import version
 
+    import torch
+
     from coulomb._version import __version__
+    from coulomb.attention.ops import tuning
 
     packages = ("torch", "numpy", "scikit-learn", "tokenizers", "safetensors", "numba")
     return {

@@ -43,8 +43,7 @@ from coulomb.experiments.summary import (
     shared_trials,
     without_phase_a,
 )
-from coulomb.text.evaluate import LOWER_IS_BETTER
-from coulomb.text.settings import PAPER_ROWS
+from coulomb.text.settings import LOWER_IS_BETTER, PAPER_ROWS
 
 _METRIC = "expected_accuracy"
 _MODERATE = (1.0, 10.0, 100.0)
