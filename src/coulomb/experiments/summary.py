@@ -145,15 +145,11 @@ def _key(row: Job) -> str:
 
 def select(records: Iterable[Record], **wanted: Any) -> list[Record]:
     """Keep the records whose job has these entries."""
-
-    def matches(job: Job) -> bool:
-        for name, value in wanted.items():
-            allowed = value if isinstance(value, tuple | list) else (value,)
-            if job.get(name) not in allowed:
-                return False
-        return True
-
-    return [record for record in records if matches(record.job)]
+    allowed = {
+        name: value if isinstance(value, tuple | list) else (value,)
+        for name, value in wanted.items()
+    }
+    return [r for r in records if all(r.job.get(k) in x for k, x in allowed.items())]
 
 
 def by_trial(

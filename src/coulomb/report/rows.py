@@ -305,12 +305,7 @@ def metric_tables(name: str, records: Sequence[Record]) -> list[Table]:
         return averaged(estimate(part, key), error=".2g")
 
     rows = [
-        (
-            row.label,
-            row.constants or "–",
-            *(mean(key, part) for key in shown),
-            len(part),
-        )
+        (row.label, row.constants or "–", *(mean(k, part) for k in shown), len(part))
         for row, part in by_row(records, constant - {"method", "constants"}).items()
     ]
     names = [Column(clean(key).replace("_", " ")) for key in shown]
