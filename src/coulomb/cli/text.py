@@ -126,6 +126,9 @@ def train(
     ),
     text: list[str] | None = Option(None, help="Column of texts; twice for pairs."),
     label: str | None = Option(None, help="Column of labels."),
+    target: str | None = Option(
+        None, help="What labels are: classes, or number [default: classes]."
+    ),
     validation: Path | None = Option(None, help="File of validation rows."),
     test: Path | None = Option(None, help="File of test rows."),
     validation_share: float | None = Option(None, help="Share of rows kept back."),
@@ -206,7 +209,7 @@ def train(
     files = {"train": data, "validation": validation, "test": test}
     source = _source(files, text, label, task, data_dir)
     source["validation_share"] = validation_share
-    form = {"sep": sep, "encoding": encoding}
+    form = {"sep": sep, "encoding": encoding, "target": target}
     source |= {name: value for name, value in form.items() if value}
     corpus = load_data(source, strict=strict)
     if not (preset or named):
@@ -241,7 +244,7 @@ _OF_BOTH = {n for n, (_, part) in SETTINGS.items() if "pretrained" in part.metad
 
 def _usual_preset(corpus: "Corpus", changes: dict[str, Any], scratch: bool) -> str:
     """Choose a preset where none is named, and say which and why."""
-    if changes.get("encoder"):
+    if changes.get("encoder") or corpus.kind == "number":
         return "pretrained"
     if not scratch and set(changes) <= {*_OF_BOTH, "attention"}:
         from coulomb.text.pretrained import installed_encoder
@@ -312,6 +315,12 @@ def _print_end(folder: Path, found: dict[str, Any], told: Sequence[str] = ()) ->
 def _print_beside(seen: dict[str, Any]) -> None:
     """Print a run beside a bag of words on the validation rows, and which is better."""
     own, bag = seen["model"], seen["bag_of_words"]
+    if "r2" in own:
+        both = [(name, _shown(own[name]), _shown(bag[name])) for name in own]
+        title = f"validation, {seen['rows']} texts"
+        output.print_table(title, ("", "this run", "a bag of words"), both)
+        _print_better(own["r2"], bag["r2"], seen["error"])
+        return
     names = "accuracy log_loss ece temperature"
     columns = f"{names} log_loss_at_temperature ece_at_temperature".split()
     rows = [
@@ -323,10 +332,14 @@ def _print_beside(seen: dict[str, Any]) -> None:
     output.print_table(title, headers, rows)
     if seen.get("calibrated"):
         output.say("The run's probabilities are kept at its temperature.")
-    if bag["accuracy"] >= own["accuracy"]:
-        how = "better" if bag["accuracy"] > own["accuracy"] else "as good"
-        error = f"standard error of the difference {seen['error']:.4f}"
-        output.say(f"The bag of words is {how} on these rows ({error}).")
+    _print_better(own["accuracy"], bag["accuracy"], seen["error"])
+
+
+def _print_better(own: float | None, bag: float | None, error: float) -> None:
+    if own is not None and bag is not None and bag >= own:
+        how = "better" if bag > own else "as good"
+        told = f"standard error of the difference {error:.4f}"
+        output.say(f"The bag of words is {how} on these rows ({told}).")
 
 
 def _print_metrics(metrics: dict[str, Any], split: str, rows: int) -> None:

@@ -11,13 +11,14 @@ from coulomb._support.moved import names_from
 if TYPE_CHECKING:
     from coulomb.attention.encoder.layout import TokenBatch, padded_logits
     from coulomb.attention.encoder.packed import PackedHeads, packed_logits
-    from coulomb.text.classifier import TextClassifier
+    from coulomb.text.classifier import TextClassifier, TextRegressor
     from coulomb.text.data import Corpus, Split, build_corpus, read_corpus
     from coulomb.text.diagnose import diagnose_run
     from coulomb.text.evaluate import (
         bag_of_words_baseline,
         classification_metrics,
         entity_metrics,
+        number_metrics,
         word_metrics,
     )
     from coulomb.text.predictor import Predictor
@@ -43,6 +44,7 @@ __all__ = [
     "Predictor",
     "Split",
     "TextClassifier",
+    "TextRegressor",
     "TextSettings",
     "TokenBatch",
     "Vocabulary",
@@ -54,6 +56,7 @@ __all__ = [
     "list_runs",
     "load_data",
     "load_task",
+    "number_metrics",
     "packed_logits",
     "padded_logits",
     "preset",

@@ -19,6 +19,7 @@ from coulomb.text.files import Form, read_rows
 Text = str | tuple[str, ...]
 Rows = tuple[Sequence[Any], Sequence[Any]]
 _LONGEST_TEXT = 2**22
+_LARGEST = 1e15  # of a quantity
 SAME_SPLIT = (
     "Metrics are on the validation split, which also chose the checkpoint: they are "
     "somewhat too good."
@@ -34,7 +35,8 @@ class Split:
     texts
         Strings; pairs of strings; or, for tagging, tuples of words.
     labels
-        A class per text, or a tuple of classes, one per word; None if not known.
+        A class or a quantity per text, or a tuple of classes, one per word; None if not
+        known.
     """
 
     texts: Sequence[Text]
@@ -69,9 +71,10 @@ class Corpus:
     name
         What it is called.
     kind
-        "sequence" for one label per text, "token" for one per word.
+        "sequence" for one class per text, "token" for one per word, "number" for one
+        quantity per text.
     classes
-        What the numbers of classes stand for.
+        What the numbers of classes stand for; none for quantities.
     splits
         "train", "validation" and maybe others.
     reported_on
@@ -91,7 +94,7 @@ class Corpus:
     def pairs(self) -> bool:
         """Whether texts are pairs."""
         first = self.splits["train"].texts[0]
-        return self.kind == "sequence" and not isinstance(first, str)
+        return self.kind != "token" and not isinstance(first, str)
 
     def split(self, name: str) -> Split:
         """Give a split by name.
@@ -135,6 +138,7 @@ def build_corpus(
     test: Rows | None = None,
     validation_share: float = 0.1,
     seed: int = 0,
+    target: str = "classes",
 ) -> Corpus:
     """Check texts and labels, and split them.
 
@@ -151,6 +155,8 @@ def build_corpus(
         That share, of every class alike.
     seed
         Of the choice.
+    target
+        Whether labels are "classes", or each a "number".
 
     Returns
     -------
@@ -163,14 +169,20 @@ def build_corpus(
     >>> build_corpus("tiny", rows, validation_share=0.5).classes
     ('+', '-')
     """
+    check_member("target", target, ("classes", "number"))
     parts = {"train": train, "validation": validation, "test": test}
     given = {part: checked_rows(part, rows) for part, rows in parts.items() if rows}
-    kind = kind_of(given["train"][1])
-    classes = find_classes(given["train"][1], kind)
+    kind = "number" if target == "number" else kind_of(given["train"][1])
+    classes = () if kind == "number" else find_classes(given["train"][1], kind)
     splits = {
         part: Split(texts, number_labels(part, labels, classes, kind))
         for part, (texts, labels) in given.items()
     }
+    if kind == "number" and len(set(splits["train"].labels or ())) < 2:
+        raise ParameterError(
+            "`label` must have at least two different numbers; got only "
+            f"{given['train'][1][0]!r}. There is nothing to learn."
+        )
     notes: tuple[str, ...] = ()
     for part, split in splits.items():
         empty = sum(not any(map(str.strip, parts_of(text))) for text in split.texts)
@@ -204,6 +216,7 @@ def read_corpus(
     sep: str | None = None,
     encoding: str | None = None,
     strict: bool = False,
+    target: str = "classes",
 ) -> Corpus:
     """Read a corpus from CSV, TSV, JSON-lines or Parquet files.
 
@@ -224,6 +237,8 @@ def read_corpus(
         What separates columns, and the encoding, of all files; None finds them out.
     strict
         Refuse rows without a text or a label, which are dropped otherwise.
+    target
+        As in `build_corpus`.
 
     Returns
     -------
@@ -241,9 +256,8 @@ def read_corpus(
             form = Form(sep, encoding)
             *parts[part], told = read_rows(Path(path), text, label, form, strict=strict)
             notes += told
-    found = build_corpus(
-        Path(train).stem, **parts, validation_share=validation_share, seed=seed
-    )
+    options: Any = {"validation_share": validation_share, "seed": seed}
+    found = build_corpus(Path(train).stem, **parts, target=target, **options)
     return replace(found, notes=notes + found.notes)
 
 
@@ -253,7 +267,8 @@ def numbered_split(name: str, rows: Rows, classes: tuple[Any, ...]) -> Split:
     if not set(map(type, classes)) & {str}:
         by_look = {str(label): label for label in classes}
         labels = [by_look.get(x, x) if isinstance(x, str) else x for x in labels]
-    return Split(texts, number_labels(name, labels, classes, kind_of(labels)))
+    kind = kind_of(labels) if classes else "number"
+    return Split(texts, number_labels(name, labels, classes, kind))
 
 
 def keep_back(part: Split, kind: str, share: float, seed: int) -> dict[str, Split]:
@@ -262,7 +277,7 @@ def keep_back(part: Split, kind: str, share: float, seed: int) -> dict[str, Spli
     rng = np.random.default_rng([seed, 0x5EED])
     kept: list[int] = []
     assert part.labels is not None
-    if kind == "token":
+    if kind != "sequence":
         groups = [np.arange(len(part))]
     else:
         labels = np.asarray(part.labels)
@@ -272,7 +287,7 @@ def keep_back(part: Split, kind: str, share: float, seed: int) -> dict[str, Spli
         kept += rng.permutation(rows)[:count].tolist()
     if not kept:
         most = max(map(len, groups))
-        group = "the rows" if kind == "token" else "the largest class"
+        group = "the largest class" if kind == "sequence" else "the rows"
         larger = f"a share of at least {1 / most:.2g}" if most > 1 else "more rows"
         raise ParameterError(
             f"`validation_share` must keep at least one row of {group} back; got "
@@ -428,8 +443,8 @@ def _check_few(classes: Sequence[Any], n_rows: int) -> None:
         whole = all(float(label).is_integer() for label in classes)
         kind, few = "numbers", _ROWS_OF_A_VALUE if whole else math.inf
         advice = (
-            "A classifier needs classes: cut the numbers into ranges, such as below "
-            "and above the median, or fit CoulombRegressor to a table."
+            "A classifier needs classes; `--target number` learns the numbers, with a "
+            "pretrained encoder."
         )
     except (TypeError, ValueError):
         kind, few, advice = "values", 2, "Is it the right column?"
@@ -443,7 +458,9 @@ def _check_few(classes: Sequence[Any], n_rows: int) -> None:
 def number_labels(
     part: str, labels: Sequence[Any], classes: tuple[Any, ...], kind: str
 ) -> list[Any]:
-    """Give labels the numbers of their classes."""
+    """Give labels the numbers of their classes, or read them as quantities."""
+    if kind == "number":
+        return [_quantity(part, label, row) for row, label in enumerate(labels, 1)]
     number_of = {label: number for number, label in enumerate(classes)}
 
     def number(label: Any, row: int) -> int:
@@ -460,6 +477,19 @@ def number_labels(
     if kind == "token":
         return [tuple(number(tag, row) for tag in tags) for row, tags in rows]
     return [number(label, row) for row, label in rows]
+
+
+def _quantity(part: str, label: Any, row: int) -> float:
+    try:
+        found = float(label)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if abs(found) < _LARGEST:  # squares are finite, and so are float32
+        return found
+    raise ParameterError(
+        f"`{part}`, row {row}: the label must be a number of at most {_LARGEST:g}; got "
+        f"{shown(label)}. Mend it, drop the row, or leave `target` at classes."
+    )
 
 
 def parts_of(text: Text) -> tuple[str, ...]:

@@ -87,6 +87,40 @@ def classification_metrics(labels: Any, probabilities: Any) -> dict[str, float |
     }
 
 
+def number_metrics(labels: Any, predictions: Any) -> dict[str, float | None]:
+    """Compute the metrics of predicted numbers.
+
+    Parameters
+    ----------
+    labels, predictions
+        Numbers, `(n,)`.
+
+    Returns
+    -------
+    dict
+        R^2, root mean square error, mean absolute error, and the correlations of
+        Pearson and Spearman; None where all labels are equal.
+
+    Examples
+    --------
+    >>> found = number_metrics([1.0, 2.0, 3.0], [1.0, 2.0, 6.0])
+    >>> found["r2"], found["mae"], round(found["spearman"], 3)
+    (-3.5, 1.0, 1.0)
+    """
+    from scipy import stats
+
+    y, guess = (np.asarray(x, dtype=np.float64) for x in (labels, predictions))
+    errors, spread = np.square(y - guess), np.square(y - y.mean())
+    found = {"rmse": math.sqrt(errors.mean()), "mae": float(np.abs(y - guess).mean())}
+    told = bool(np.ptp(y)) and bool(np.ptp(guess))
+    return {
+        "r2": 1.0 - float(errors.sum() / spread.sum()) if np.ptp(y) else None,
+        **found,
+        "pearson": float(np.corrcoef(y, guess)[0, 1]) if told else None,
+        "spearman": float(stats.spearmanr(y, guess).statistic) if told else None,
+    }
+
+
 def expected_calibration_error(labels: Any, probabilities: Any) -> float:
     """Compare confidence with accuracy, `sum_b (n_b / n) |acc_b - conf_b|`.
 
@@ -275,10 +309,14 @@ def logits_of(
     return logits
 
 
-def log_probabilities(model: Any, rows: TokenRows) -> Tensor:
+def outputs_of(model: Any, rows: TokenRows) -> Tensor:
     """Evaluate a model on all texts, without dropout."""
-    scores = _by_length(model, rows, partial(logits_of, model), model.head.out_features)
-    return scores.log_softmax(dim=-1)
+    return _by_length(model, rows, partial(logits_of, model), model.head.out_features)
+
+
+def log_probabilities(model: Any, rows: TokenRows) -> Tensor:
+    """Evaluate the classes of all texts, without dropout."""
+    return outputs_of(model, rows).log_softmax(dim=-1)
 
 
 def pooled_states(model: Any, rows: TokenRows) -> Tensor:
@@ -327,9 +365,11 @@ def judged_by(kind: str, classes: tuple[Any, ...]) -> str:
     --------
     >>> judged_by("token", ("O", "B-PER", "I-PER"))
     'entity_f1'
-    >>> judged_by("token", ("NOUN", "VERB"))
-    'accuracy'
+    >>> judged_by("token", ("NOUN", "VERB")), judged_by("number", ())
+    ('accuracy', 'r2')
     """
+    if kind == "number":
+        return "r2"
     marked = any(str(name).startswith(("B-", "I-")) for name in classes)
     return "entity_f1" if kind == "token" and marked else "accuracy"
 
@@ -338,8 +378,10 @@ def score_split(
     model: Any, rows: TokenRows, split: Split, classes: tuple[Any, ...]
 ) -> dict[str, Any]:
     """Compute the metrics of a model on a split with labels."""
-    scores = log_probabilities(model, rows)
     assert split.labels is not None
+    if not classes:
+        return dict(number_metrics(split.labels, outputs_of(model, rows)[:, 0]))
+    scores = log_probabilities(model, rows)
     if model.settings.head == "sequence":
         return dict(classification_metrics(split.labels, scores.exp().numpy()))
 
@@ -386,7 +428,8 @@ def bag_of_words_baseline(
     """
     check_member("kind", kind, KINDS)
     if corpus.kind != "sequence":
-        raise ParameterError("`corpus` must have one label per text; got tags.")
+        found = "tags" if corpus.kind == "token" else "numbers"
+        raise ParameterError(f"`corpus` must have one class per text; got {found}.")
     if kind == "nb-bigrams" and len(corpus.classes) != 2:
         raise ParameterError(
             "`kind` must be 'unigrams' with more than two classes; got 'nb-bigrams' "
@@ -409,6 +452,24 @@ def beside_bag_of_words(corpus: Corpus, scores: Tensor) -> dict[str, Any]:
     # The standard error of the difference of accuracies: the rows are the same.
     spread = float((right - plainly).std(correction=0)) / math.sqrt(len(labels))
     return {"rows": len(labels), **judged, "error": spread}
+
+
+def numbers_beside_bag_of_words(corpus: Corpus, predictions: Tensor) -> dict[str, Any]:
+    """Judge numbers for the validation rows, and a ridge regression on words there."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import Ridge
+
+    train, rows = corpus.split("train"), corpus.split("validation")
+    words = TfidfVectorizer(token_pattern=r"\S+", sublinear_tf=True)
+    X = words.fit_transform([_joined(text) for text in train.texts])
+    ridge = Ridge().fit(X, np.asarray(train.labels))
+    bag = ridge.predict(words.transform([_joined(text) for text in rows.texts]))
+    y, own = np.asarray(rows.labels), predictions.double().numpy()
+    gaps = np.square(y - bag) - np.square(y - own)
+    # The standard error of the difference of R^2: the rows are the same.
+    error = float(gaps.std() / math.sqrt(len(y)) / max(y.var(), 1e-300))
+    judged = {"model": number_metrics(y, own), "bag_of_words": number_metrics(y, bag)}
+    return {"rows": len(y), **judged, "error": error}
 
 
 def _judged(scores: Tensor, labels: Tensor) -> dict[str, float]:

@@ -16,6 +16,7 @@ from coulomb.text import pretrained, run_folder
 from coulomb.text.data import Split, as_list, check_pairs, check_texts
 from coulomb.text.evaluate import (
     log_probabilities,
+    outputs_of,
     pooled_states,
     score_split,
     tag_words,
@@ -123,13 +124,17 @@ class Predictor:
             )
         model: pretrained.PretrainedEncoder = self.model
         names = {number: str(name) for number, name in enumerate(self.classes)}
+        head = {"weight": model.head.weight, "bias": model.head.bias}
+        if model.numbers:
+            names = {0: "number"}
+            head = {name: model.scale * x for name, x in head.items()}
+            head["bias"] = head["bias"] + model.location
         model.body.config.id2label = names
         model.body.config.label2id = {name: number for number, name in names.items()}
         tokenizer = pretrained.load_tokenizer(self.encoder, self.config.kind)
 
         def write(path: Path) -> None:
             model.save_pretrained(path, tokenizer)
-            head = {"weight": model.head.weight, "bias": model.head.bias}
             write_archive(path / "head.safetensors", head, {"classes": names})
 
         write_folder(Path(folder), write)
@@ -156,11 +161,16 @@ class Predictor:
             raise ParameterError(
                 f"`run` must classify texts; this one tags words ({CONFIG}). Use `tag`."
             )
+        if self.config.kind == "number":
+            raise ParameterError(
+                f"`run` must classify texts; this one gives numbers ({CONFIG}). Use "
+                "`predict`."
+            )
         scores = log_probabilities(self.model, self._rows(texts))
         return scores.double().softmax(dim=-1).numpy()
 
     def predict(self, texts: Sequence[Any]) -> list[Any]:
-        """Give the most probable classes.
+        """Give the most probable classes, or the numbers that were learned.
 
         Parameters
         ----------
@@ -170,10 +180,15 @@ class Predictor:
         Returns
         -------
         list
-            One class per text.
+            One class, or number, per text.
         """
-        numbers = self.predict_proba(texts).argmax(axis=1)
-        return [self.classes[number] for number in numbers]
+        if self.config.kind == "number":
+            numbers: list[Any] = outputs_of(self.model, self._rows(texts))[
+                :, 0
+            ].tolist()
+            return numbers
+        best = self.predict_proba(texts).argmax(axis=1)
+        return [self.classes[number] for number in best]
 
     def tag(self, texts: Sequence[Any]) -> list[list[Any]]:
         """Give every word its tag.
@@ -204,10 +219,11 @@ class Predictor:
         Returns
         -------
         list of dict
-            "prediction" and, but for tags, "probabilities" by class.
+            "prediction" and, but for tags and numbers, "probabilities" by class.
         """
-        if self.config.kind == "token":
-            return [{"prediction": tags} for tags in self.tag(texts)]
+        if self.config.kind != "sequence":
+            give = self.tag if self.config.kind == "token" else self.predict
+            return [{"prediction": found} for found in give(texts)]
         names = [str(name) for name in self.classes]
         return [
             {
@@ -242,7 +258,7 @@ class Predictor:
         Parameters
         ----------
         split
-            The texts, with numbers of classes.
+            The texts, with numbers of classes, or quantities.
 
         Returns
         -------
@@ -258,7 +274,7 @@ class Predictor:
 
     def _encode(self, split: Split) -> Any:
         pairs = self.config.data.get("pairs")  # not known of runs before it was kept
-        if self.config.kind == "sequence" and isinstance(pairs, bool):
+        if self.config.kind != "token" and isinstance(pairs, bool):
             check_pairs(split.texts, pairs)
         return encode_split(
             self.vocabulary,

@@ -149,12 +149,20 @@ class PretrainedEncoder(nn.Module):
     """A pretrained encoder with a linear head over pooled texts, or over tokens.
 
     Called with packed tokens it gives logits, as `packed_logits` does of an encoder
-    trained from scratch.
+    trained from scratch; or numbers, `location` plus `scale` times what the head gives.
     """
 
-    def __init__(self, body: Any, settings: EncoderSettings, *, seed: int) -> None:
+    location: Tensor
+    scale: Tensor
+
+    def __init__(
+        self, body: Any, settings: EncoderSettings, *, seed: int, numbers: bool = False
+    ) -> None:
         super().__init__()
-        self.body, self.settings = body, settings
+        self.body, self.settings, self.numbers = body, settings, numbers
+        if numbers:
+            self.register_buffer("location", torch.zeros(()))
+            self.register_buffer("scale", torch.ones(()))
         self.kind = str(body.config.model_type).removeprefix("coulomb-")
         width = body.config.hidden_size
         source = make_generator(seed, HEAD)
@@ -208,7 +216,7 @@ class PretrainedEncoder(nn.Module):
                 source = torch.Generator().manual_seed(dropout_seed)
                 torch.default_generator.set_state(source.get_state())
             logits: Tensor = self.head(self.dropout(self.pooled(batch)))
-        return logits
+        return logits * self.scale + self.location if self.numbers else logits
 
     def save_pretrained(self, folder: Path, tokenizer: Any) -> None:
         """Write the encoder as transformers does, with its tokenizer."""
@@ -226,13 +234,14 @@ def wrap(
         heads.particles.requires_grad_(False)  # transformers forgets that they are
     shape = EncoderSettings(
         body.config.vocab_size,
-        n_classes,
-        head=kind,
+        max(1, n_classes),
+        head="token" if kind == "token" else "sequence",
         pooling=asked.pooling,
         max_length=asked.max_length,
         dropout=asked.dropout,
     )
-    return PretrainedEncoder(body, shape, seed=settings.train.seed)
+    numbers = kind == "number"
+    return PretrainedEncoder(body, shape, seed=settings.train.seed, numbers=numbers)
 
 
 def with_shape(
@@ -283,6 +292,10 @@ def begin_encoder(
         tokenizer = load_tokenizer(source, corpus.kind)
         body = linearise_body(body, tokenizer, settings, corpus, folder)
     model = wrap(body, settings, corpus.kind, len(corpus.classes))
+    if model.numbers:
+        known = torch.tensor(corpus.split("train").labels, dtype=torch.float64)
+        model.location.copy_(known.mean())
+        model.scale.copy_(known.std(correction=0))
     if kept is not None and not made:
         tokenizer = load_tokenizer(source, corpus.kind)
         archive.write_folder(kept, lambda path: model.save_pretrained(path, tokenizer))
@@ -327,12 +340,17 @@ def complete(
         source = find_encoder(named) if folder is None else folder / ENCODER
         tokenizer = load_tokenizer(source, corpus.kind)
         body = linearise_body(full.body, tokenizer, settings, corpus, folder)
-        head, full = full.head, wrap(body, settings, corpus.kind, len(corpus.classes))
-        full.head = head
+        learned, full = full, wrap(body, settings, corpus.kind, len(corpus.classes))
+        full.head = learned.head
+        for name, value in learned.named_buffers(recurse=False):
+            full.register_buffer(name, value)
     if corpus.kind == "token":
         return full, {}
-    scores = evaluate.log_probabilities(setup.trimmed(full), setup.rows["validation"])
-    found = evaluate.beside_bag_of_words(corpus, scores)
+    outputs = evaluate.outputs_of(setup.trimmed(full), setup.rows["validation"])
+    if full.numbers:
+        beside = evaluate.numbers_beside_bag_of_words(corpus, outputs[:, 0])
+        return full, {"validation": beside}
+    found = evaluate.beside_bag_of_words(corpus, outputs.log_softmax(dim=-1))
     with torch.no_grad():
         for parameter in full.head.parameters():
             parameter.div_(found["model"]["temperature"])
@@ -394,12 +412,19 @@ def _open_states(file: Path, shape: tuple[int, int]) -> Any:
 
 
 def fit_head(model: PretrainedEncoder, setup: "Setup", folder: Path | None) -> None:
-    """Fit the head alone, by logistic regression on the states of a frozen encoder."""
-    from sklearn.linear_model import LogisticRegression
+    """Fit the head alone on the states of a frozen encoder: logistic, or ridge."""
+    from sklearn.linear_model import LogisticRegression, RidgeCV
 
     rows = setup.rows["train"]
     states = np.asarray(frozen_states(model, rows, folder), dtype=np.float64)
     assert rows.labels is not None
+    if model.numbers:
+        y = (rows.labels.double() - model.location) / model.scale
+        ridge = RidgeCV(np.logspace(-3, 4, 15)).fit(states, y.numpy())
+        with torch.no_grad():
+            model.head.weight.copy_(torch.from_numpy(ridge.coef_))
+            model.head.bias.fill_(float(ridge.intercept_))
+        return
     known = (rows.labels >= 0).numpy()
     states, labels = states[known], rows.labels.numpy()[known]
     centre, scale = states.mean(axis=0), states.std(axis=0).mean()

@@ -166,11 +166,13 @@ def read_config(folder: Path) -> Config:
         )
     _check_kinds(path, values, _KINDS)
     classes, kind = values["classes"], values["kind"]
-    plain = all(isinstance(label, str | int | float) for label in classes)
-    if not plain or not len(set(map(str, classes))) == len(classes) >= 2:
-        raise FileFormatError(f"{path}: `classes` is damaged.")
-    if kind not in ("sequence", "token"):
+    if kind not in ("sequence", "token", "number"):
         raise FileFormatError(f"{path}: `kind` is damaged.")
+    plain = all(isinstance(label, str | int | float) for label in classes)
+    different = len(set(map(str, classes))) == len(classes)
+    fitting = not classes if kind == "number" else len(classes) >= 2
+    if not (plain and different and fitting):
+        raise FileFormatError(f"{path}: `classes` is damaged.")
     try:
         settings = TextSettings.from_plain(values["settings"])
     except (CoulombError, TypeError) as error:
@@ -179,7 +181,7 @@ def read_config(folder: Path) -> Config:
     return Config(settings, kind, tuple(classes), values["data"], values["fingerprint"])
 
 
-_WORDS = ("name", "task", "label", "sep", "encoding")
+_WORDS = ("name", "task", "label", "sep", "encoding", "target")
 _SOURCE: dict[str, Any] = dict.fromkeys(_WORDS, str | None)
 _SOURCE |= {"text": list | None, "validation_share": int | float | None}
 

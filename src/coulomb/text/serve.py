@@ -212,7 +212,7 @@ def make_app(
                 "them in parts."
             )
         checked = check_texts(texts, tagged=config.kind == "token")
-        if config.kind == "sequence":
+        if config.kind != "token":
             known = isinstance(checked[0], tuple) if pairs is None else pairs
             check_pairs(checked, known)
         return checked

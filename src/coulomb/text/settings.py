@@ -179,7 +179,7 @@ _LATER = {
     if "before" in part.metadata
 }
 _RULES = ("above", "at_least", "at_most", "below", "infinite")
-LOWER_IS_BETTER = ("log_loss", "brier", "ece", "ece_paper")
+LOWER_IS_BETTER = ("log_loss", "brier", "ece", "ece_paper", "rmse", "mae")
 OF_PRETRAINED = ("auto", "softmax", "linear")
 
 

@@ -153,6 +153,11 @@ def set_up(
     if settings.model.encoder:
         attention, notes = choose_attention(settings, rows["train"])
         full = begin_encoder(settings, corpus, attention, folder)
+    elif corpus.kind == "number":
+        raise ParameterError(
+            "`target` must be classes for an encoder that is trained from scratch; got "
+            "number. Give `--encoder`, or pip install 'coulomb[minilm]'."
+        )
     else:
         sizes = {"vocab_size": vocabulary.size, "n_classes": len(corpus.classes)}
         full = build_model(settings, kind=corpus.kind, **sizes)

@@ -207,7 +207,7 @@ def load_data(data: Mapping[str, Any], *, strict: bool = False) -> Corpus:
     ----------
     data
         "task", with "data_dir", or "train", "validation", "test", "text" and "label";
-        "validation_share", "sep" and "encoding".
+        "validation_share", "sep", "encoding" and "target".
     strict
         Refuse rows of files without a text or a label.
 
@@ -224,6 +224,7 @@ def load_data(data: Mapping[str, Any], *, strict: bool = False) -> Corpus:
         *_FILE_KEYS,
         "validation_share",
         "strict",
+        "target",
     }
     odd = set(data) - keys
     if odd:
@@ -233,6 +234,10 @@ def load_data(data: Mapping[str, Any], *, strict: bool = False) -> Corpus:
         )
     share = data.get("validation_share")
     if data.get("task"):
+        if data.get("target") == "number":
+            raise ParameterError(
+                f"`target` must be classes for the task {data['task']}; got number."
+            )
         folder = data.get("data_dir")
         return load_task(data["task"], folder, validation_share=share)
     if not data.get("train"):
@@ -241,5 +246,6 @@ def load_data(data: Mapping[str, Any], *, strict: bool = False) -> Corpus:
             "in Python as `corpus`, or name a file."
         )
     options: dict[str, Any] = {name: data.get(name) for name in _FILE_KEYS}
+    options["target"] = data.get("target") or "classes"
     share = _SHARE if share is None else share
     return read_corpus(**options, validation_share=share, strict=strict)

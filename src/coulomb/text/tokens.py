@@ -335,7 +335,7 @@ def encode_split(
     vocabulary: Vocabulary, split: Split, *, kind: str, max_length: int
 ) -> TokenRows:
     """Turn a split into token ids."""
-    if kind == "sequence":
+    if kind != "token":
         labels = None if split.labels is None else torch.tensor(list(split.labels))
         if split.texts and not isinstance(split.texts[0], str):
             both = vocabulary.encode_pairs(split.texts, max_length)

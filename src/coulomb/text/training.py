@@ -495,23 +495,22 @@ class Trainer:
         own = (ranks.rank,) if ranks.rank else ()
         stream = make_generator(settings.seed, DROPOUT, now.step, *own)
         seed = stream.initial_seed() if self.model.settings.dropout else None
-        lengths = batch.cu_seqlens.diff()
-        part = batch if ranks.world == 1 else batch.take(ranks.own(lengths))
+        lengths, alone = batch.cu_seqlens.diff(), ranks.world == 1
+        part = batch if alone else batch.take(ranks.own(lengths))
         assert batch.labels is not None
         assert part.labels is not None
         with ranks.talking():
-            loss = functional.cross_entropy(
-                self._logits(part, seed),
-                part.labels,
-                ignore_index=IGNORED,
-                label_smoothing=settings.label_smoothing,
-                reduction="mean" if ranks.world == 1 else "sum",
+            loss = self._loss(
+                self._logits(part, seed), part.labels, "mean" if alone else "sum"
             )
-            if ranks.world > 1:
+            if not alone:
                 # The mean over all ranks' gradients is that of the whole batch's mean;
                 # rows too few to be shared are seen by all.
                 seen = ranks.world if len(lengths) < ranks.world else 1
-                counted = int((batch.labels != IGNORED).sum())
+                numbers = batch.labels.is_floating_point()
+                counted = (
+                    len(lengths) if numbers else int((batch.labels != IGNORED).sum())
+                )
                 loss = loss * ranks.world / (seen * max(1, counted))
             loss.backward()  # type: ignore[no-untyped-call]
         told = loss.detach() / ranks.world
@@ -532,6 +531,20 @@ class Trainer:
         now.loss += value
         now.tokens += len(batch.token_ids)
         now.seconds += time.perf_counter() - began
+
+    def _loss(self, outputs: Tensor, labels: Tensor, reduction: str) -> Tensor:
+        """Cross-entropy, or the squared error in units of the labels' variance."""
+        if self.setup.corpus.kind == "number":
+            assert isinstance(self.model, PretrainedEncoder)
+            gaps = (outputs[:, 0] - labels) / self.model.scale
+            return gaps.square().mean() if reduction == "mean" else gaps.square().sum()
+        return functional.cross_entropy(
+            outputs,
+            labels,
+            ignore_index=IGNORED,
+            label_smoothing=self.settings.label_smoothing,
+            reduction=reduction,
+        )
 
     def _tell_step(self, tell: Tell) -> None:
         now = self.now
@@ -562,7 +575,7 @@ class Trainer:
             **{f"validation_{k}": v for k, v in numbers.items()},
         }
         self.store.record(record)
-        self._accuracy = f", validation {found['accuracy']:.4f}"
+        self._accuracy = f", validation {found.get('accuracy', score):.4f}"
         scalars = {f"validation/{k}": v for k, v in numbers.items()}
         tell(f"epoch {epoch}{self._accuracy}", now.step, scalars)
         now.spent += now.seconds
