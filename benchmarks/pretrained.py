@@ -9,7 +9,6 @@ the best block counts. Losses of the last step are printed beside each other.
 """
 
 import argparse
-import copy
 import json
 import tempfile
 import time
@@ -22,7 +21,7 @@ from torch.nn import functional
 
 from coulomb._support.checks import make_generator
 from coulomb.text import load_task, preset
-from coulomb.text.pretrained import installed_encoder, load_tokenizer
+from coulomb.text.pretrained import PaddedEncoder, installed_encoder, load_tokenizer
 from coulomb.text.setup import ORDER, set_up
 from coulomb.text.tokens import choose_vocabulary
 from coulomb.text.training import Store, Trainer
@@ -30,19 +29,11 @@ from coulomb.text.training import Store, Trainer
 CASES = {"rotten_tomatoes": (128, 32, 6), "imdb": (512, 8, 3)}  # length, batch, steps
 
 
-class Padded(nn.Module):
+class Padded(PaddedEncoder):
     """The same encoder and head as one would call them with padding."""
 
-    def __init__(self, model):
-        super().__init__()
-        model = copy.deepcopy(model)
-        model.attend_by("sdpa")
-        self.body, self.head = model.body, model.head
-
     def forward(self, input_ids, attention_mask, labels):
-        out = self.body(input_ids, attention_mask=attention_mask).last_hidden_state
-        weight = attention_mask.unsqueeze(-1).float()
-        logits = self.head((out * weight).sum(dim=1) / weight.sum(dim=1))
+        logits = super().forward(input_ids, attention_mask)
         return {"loss": functional.cross_entropy(logits, labels), "logits": logits}
 
 

@@ -566,6 +566,48 @@ def test_the_loss_of_numbers_is_in_units_of_their_variance(bert):
     assert float(total) == pytest.approx(len(y) * expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["linear", "numbers of pairs", "roberta", "tags"])
+def test_onnx_gives_what_the_run_predicts(kind, bert, tmp_path, monkeypatch):
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    quick = partial(pretrained.linearise, steps=2, distil_steps=1)
+    monkeypatch.setattr(pretrained, "linearise", quick)
+    texts, labels = measured(40)
+    rows, target = (texts, [x > 1030 for x in labels]), "classes"
+    if kind == "numbers of pairs":
+        rows, target = (list(zip(texts, texts[::-1], strict=True)), labels), "number"
+    elif kind == "tags":
+        rows = tagged(40)
+    encoder = save_encoder(tmp_path / "own", kind) if kind == "roberta" else bert
+    corpus = build_corpus("rows", rows, validation_share=0.2, target=target)
+    attention = "linear" if kind == "linear" else "softmax"
+    more = {"attention": attention, "epochs": 1}
+    begun(tmp_path / "run", corpus, encoder=encoder, **more)
+    predictor = Predictor.load(tmp_path / "run")
+    predictor.save_pretrained(tmp_path / "out", onnx=True)
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    wanted = [each.name for each in session.get_inputs()]
+    assert ("token_type_ids" in wanted) == (kind == "numbers of pairs")
+    several = list(corpus.split("validation").texts[:3])
+    for some in (several, several[:1]):
+        given = [list(x) for x in some] if kind == "tags" else some
+        options = {"padding": True, "return_token_type_ids": True}
+        options |= {"is_split_into_words": True} if kind == "tags" else {}
+        batch = tokenizer(given, return_tensors="np", **options)
+        known = {name: batch[name].astype(np.int64) for name in wanted}
+        out = session.run(None, known)[0]
+        if kind == "tags":
+            best = [predictor.classes[i] for i in out[0].argmax(axis=1)]
+            assert best[1 : 1 + len(some[0])] == predictor.tag(some)[0]
+        elif kind == "numbers of pairs":
+            np.testing.assert_allclose(out[:, 0], predictor.predict(some), rtol=1e-5)
+        else:
+            chances = torch.from_numpy(out).softmax(dim=1).numpy()
+            expected = predictor.predict_proba(some)
+            np.testing.assert_allclose(chances, expected, atol=1e-4)
+
+
 def test_the_head_of_numbers_is_the_ridge_regression(bert):
     from sklearn.linear_model import RidgeCV
 

@@ -473,17 +473,18 @@ def predict(
 def export(
     run: Run,
     out: Path = Option(help="New folder for the encoder, its tokenizer and its head."),
+    onnx: bool = Option(False, "--onnx", help="Write model.onnx too, with the head."),
 ) -> None:
     """Write the fine-tuned encoder of a run as transformers and others read it.
 
     **Examples**
 
-    `coulomb export runs/reviews-1 --out reviews-encoder`
+    `coulomb export runs/reviews-1 --out reviews-encoder --onnx`
     """
     from coulomb.text import Predictor
 
     output.check_outputs(folder=out)
-    Predictor.load(run).save_pretrained(out)
+    Predictor.load(run).save_pretrained(out, onnx=onnx)
     output.say(f"Model: {out}")
 
 

@@ -104,7 +104,7 @@ class Predictor:
         encoder = folder / pretrained.ENCODER if config.settings.model.encoder else None
         return cls(config, vocabulary, weights, folder / WEIGHTS, encoder=encoder)
 
-    def save_pretrained(self, folder: str | Path) -> None:
+    def save_pretrained(self, folder: str | Path, *, onnx: bool = False) -> None:
         """Export a fine-tuned encoder: `AutoModel` and `AutoTokenizer` load the folder.
 
         The head is in `head.safetensors`, "weight" and "bias", for the pooled last
@@ -116,6 +116,10 @@ class Predictor:
         ----------
         folder
             New or empty.
+        onnx
+            Write `model.onnx` too, with the head: it takes `input_ids` and
+            `attention_mask` (for pairs in BERT also `token_type_ids`), shape
+            `(texts, tokens)`, and gives `logits`, or `numbers`.
         """
         if not self.config.settings.model.encoder:
             raise ParameterError(
@@ -136,6 +140,9 @@ class Predictor:
         def write(path: Path) -> None:
             model.save_pretrained(path, tokenizer)
             write_archive(path / "head.safetensors", head, {"classes": names})
+            if onnx:
+                pairs = bool(self.config.data.get("pairs"))
+                pretrained.write_onnx(model, path / "model.onnx", pairs=pairs)
 
         write_folder(Path(folder), write)
 

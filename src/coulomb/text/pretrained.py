@@ -5,6 +5,8 @@ attention is told where texts begin and end. In the folder of a run it is a fold
 its own, `encoder`, as `save_pretrained` writes it.
 """
 
+import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -216,6 +218,10 @@ class PretrainedEncoder(nn.Module):
                 source = torch.Generator().manual_seed(dropout_seed)
                 torch.default_generator.set_state(source.get_state())
             logits: Tensor = self.head(self.dropout(self.pooled(batch)))
+        return self.units(logits)
+
+    def units(self, logits: Tensor) -> Tensor:
+        """Give numbers in the units of the labels; logits stay."""
         return logits * self.scale + self.location if self.numbers else logits
 
     def save_pretrained(self, folder: Path, tokenizer: Any) -> None:
@@ -223,6 +229,54 @@ class PretrainedEncoder(nn.Module):
         with huggingface.quietly():
             self.body.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+
+
+class PaddedEncoder(nn.Module):
+    """A copy of a fine-tuned encoder that is called as others call theirs: padded."""
+
+    def __init__(self, model: PretrainedEncoder) -> None:
+        super().__init__()
+        model = copy.deepcopy(model).eval()
+        model.attend_by(huggingface.ATTENTION if linearised_heads(model) else "sdpa")
+        self.model, self.settings = model, model.settings
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Any = None
+    ) -> Tensor:
+        """Give logits, or numbers, of texts, `(batch, out)`, or also of each token."""
+        more = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, **more}
+        states: Tensor = self.model.body(**given).last_hidden_state
+        if self.settings.head != "token" and self.settings.pooling == "cls":
+            states = states[:, 0]
+        elif self.settings.head != "token":
+            there = attention_mask.unsqueeze(-1).to(states.dtype)
+            states = (states * there).sum(dim=1) / there.sum(dim=1)
+        return self.model.units(self.model.head(states))
+
+
+def write_onnx(model: PretrainedEncoder, path: Path, *, pairs: bool) -> None:
+    """Write a fine-tuned encoder as ONNX: padded tokens and their mask give logits."""
+    if not find_spec("onnxscript"):
+        raise ParameterError("`onnx` needs its extra: pip install 'coulomb[onnx]'.")
+    names = ["input_ids", "attention_mask"]
+    names += ["token_type_ids"] if pairs and model.kind == "bert" else []
+    # What is one in the example would stay one: several texts, several windows.
+    length = min(40, model.settings.max_length)
+    example = tuple(torch.ones(2, length, dtype=torch.long) for _ in names)
+    free = dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what the exporter itself calls
+        program: Any = torch.onnx.export(
+            PaddedEncoder(model),
+            example,
+            input_names=names,
+            output_names=["numbers" if model.numbers else "logits"],
+            dynamic_shapes=tuple(free for _ in names),
+            dynamo=True,
+            verbose=False,
+        )
+        program.save(path)
 
 
 def wrap(
