@@ -21,7 +21,8 @@ help:
 	@echo "make check   linters, types, import contracts"
 	@echo "make attack  KILLS=100 kills, FILES=500 hostile files, EXAMPLES=400 inputs each"
 	@echo "make bench   speed and accuracy against peers, as ratios"
-	@echo "make docs    build the site, with its examples run, into build/site"
+	@echo "make docs    build the site, with its examples run, into SITE=build/site, where"
+	@echo "             versions lie side by side"
 
 install: $(STAMP) $(LOOPS)
 
@@ -69,9 +70,12 @@ bench: install
 	$(BIN)/python benchmarks/dynamics.py
 	$(BIN)/python benchmarks/accuracy.py
 
+SITE ?= build/site
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/coulomb/_version.py)
 docs: install
-	$(BIN)/python -m sphinx -qW --keep-going --doctree-dir build/doctrees docs build/site
-	@echo "The site: build/site/index.html"
+	$(BIN)/python -m sphinx -qW --keep-going --doctree-dir build/doctrees docs \
+	  $(SITE)/$(VERSION)
+	@echo "The site: $(SITE)/index.html"
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,8 @@
-"""The site: `make docs` builds it into build/site, without network."""
+"""The site: `make docs` builds it into build/site/VERSION, without network."""
 
 import importlib
 import inspect
+import json
 import os
 import pkgutil
 import re
@@ -36,6 +37,14 @@ default_role = "literal"
 html_theme = "furo"
 html_title = f"coulomb {release}"
 html_favicon = "images/favicon.svg"
+templates_path = ["_templates"]
+html_sidebars = {
+    "**": [
+        *("sidebar/brand.html", "sidebar/search.html", "versions.html"),
+        *("sidebar/scroll-start.html", "sidebar/navigation.html"),
+        "sidebar/scroll-end.html",
+    ]
+}
 html_show_sourcelink = False
 html_copy_source = False
 html_show_sphinx = False
@@ -123,7 +132,12 @@ def write_reference(app):
                 full = f"{home or thing.__module__}.{name}"
                 lines += [name, "-" * len(name), "", f".. auto{kind}:: {full}", ""]
         (folder / f"{page}.rst").write_text("\n".join(lines), encoding="utf-8")
-    changes = (HERE.parent / "CHANGELOG.md").read_text("utf-8")
+    root = HERE.parent
+    readme = (root / "README.md").read_text("utf-8")
+    readme = re.sub(r"\[([^\]]+)\]\((?!docs/)[^)]*\)", r"\1", readme)
+    readme = readme.replace("(docs/", "(../").replace("# coulomb", "# In one page", 1)
+    (folder / "readme.md").write_text(readme, "utf-8")
+    changes = (root / "CHANGELOG.md").read_text("utf-8")
     (folder / "changelog.md").write_text(changes, "utf-8")
 
 
@@ -149,6 +163,7 @@ TREE = """
 :caption: Guides
 :glob:
 
+api/readme
 guide-*
 extending
 gallery/index
@@ -157,9 +172,8 @@ gallery/index
 ```{toctree}
 :hidden:
 :caption: Reference
-:glob:
 
-api/*
+API
 ```
 
 ```{toctree}
@@ -174,14 +188,40 @@ scale
 paper/*
 reliability
 roadmap
+api/changelog
 ```
-"""
+""".replace("API", "\n".join(f"api/{page}" for page in PAGES))
 
 
 def fit_page(app, page, source):
     """Give the first page its tree, and drop links that leave the site."""
     outside = r"\[([^\]]+)\]\((?:\.\./CONTRIBUTING\.md|records)\)"
-    source[0] = re.sub(outside, r"\1", source[0]) + (TREE if page == "index" else "")
+    text = source[0].replace("(../README.md)", "(api/readme.md)")
+    source[0] = re.sub(outside, r"\1", text) + (TREE if page == "index" else "")
+
+
+def list_versions(app, error):
+    """Tell the switch which versions lie side by side, and their pages; lead to one."""
+    if error or app.builder.format != "html":
+        return
+    site = Path(app.outdir).parent
+    folders = [path.parent for path in site.glob("*/objects.inv")]
+    folders.sort(
+        key=lambda x: [int(n) for n in re.findall(r"\d+", x.name)], reverse=True
+    )
+    pages = {
+        folder.name: [x.relative_to(folder).as_posix() for x in folder.rglob("*.html")]
+        for folder in folders
+    }
+    newest = f"{folders[0].name}/index.html"
+    files = {
+        "versions.js": f"const versions = {json.dumps(pages)};\n",
+        "index.html": '<!doctype html><html lang="en"><meta charset="utf-8"><title>'
+        f'coulomb</title><meta http-equiv="refresh" content="0; url={newest}">'
+        f'<a href="{newest}">{newest}</a></html>\n',
+    }
+    for name, text in files.items():
+        (site / name).write_text(text, "utf-8")
 
 
 def visit_math(self, node):
@@ -196,4 +236,5 @@ def setup(app):
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
     app.connect("builder-inited", write_reference, priority=100)
     app.connect("source-read", fit_page)
+    app.connect("build-finished", list_versions)
     app.connect("autodoc-process-docstring", set_formulas, priority=100)

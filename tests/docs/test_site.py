@@ -14,6 +14,8 @@ from urllib.parse import unquote
 import pytest
 from playwright.sync_api import sync_playwright
 
+from coulomb import __version__
+
 ROOT = Path(__file__).parents[2]
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 pytestmark = pytest.mark.long
@@ -26,14 +28,21 @@ def site(tmp_path_factory):
     ignored = shutil.ignore_patterns("api", "gallery", "__pycache__")
     for part in ("docs", "examples"):
         shutil.copytree(ROOT / part, folder / part, ignore=ignored)
-    shutil.copy(ROOT / "CHANGELOG.md", folder)
+    for name in ("CHANGELOG.md", "README.md"):
+        shutil.copy(ROOT / name, folder)
+    # A version that was built before lies beside: it has a first page, and one more.
+    older = folder / "site" / "0.0.9"
+    older.mkdir(parents=True)
+    for name in ("index.html", "roadmap.html", "objects.inv"):
+        (older / name).write_text("<!doctype html><title>older</title>", "utf-8")
+    command = [sys.executable, "-m", "sphinx", "-qW", "--keep-going", "docs"]
     subprocess.run(
-        [sys.executable, "-m", "sphinx", "-qW", "--keep-going", "docs", "html"],
+        [*command, f"site/{__version__}"],
         cwd=folder,
         check=True,
         env=os.environ | {"COULOMB_GALLERY": "phase_portrait", "OMP_NUM_THREADS": "1"},
     )
-    return folder / "html"
+    return folder / "site"
 
 
 @pytest.fixture(scope="module")
@@ -80,22 +89,31 @@ def test_links_of_the_site_lead_somewhere(site):
     assert len(pages) > 40
 
 
-@pytest.mark.parametrize("width", [1400, 390])
-def test_a_browser_finds_the_sampler(address, width):
+@pytest.fixture(scope="module")
+def browser():
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
         pytest.skip(f"no browser is installed; looked for {', '.join(NAMES)}")
-    complaints = []
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(
+            executable_path=program, args=["--no-sandbox"]
+        )
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def open_tab(browser, address):
+    """Open the first page; what the browser complains of fails the test."""
+    complaints, tabs = [], []
 
     def note(request):
         if not request.url.startswith((address, "data:")):
             complaints.append(request.url)
 
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=program, args=["--no-sandbox"]
-        )
+    def opened(width):
         tab = browser.new_page(viewport={"width": width, "height": 844})
+        tabs.append(tab)
         tab.on("console", lambda message: complaints.append(message.text))
         tab.on("pageerror", lambda error: complaints.append(str(error)))
         tab.on("request", note)
@@ -105,17 +123,47 @@ def test_a_browser_finds_the_sampler(address, width):
             lambda x: x.status < 400 or complaints.append(f"{x.status} {x.url}"),
         )
         tab.goto(f"{address}/index.html")
-        tab.goto(f"{address}/search.html?q=CoulombSampler")
-        found = tab.locator("ul.search li a").first
-        found.wait_for(timeout=60_000)
-        # Summaries of what was found are fetched: leaving earlier aborts that.
-        tab.wait_for_load_state("networkidle")
-        tab.locator("ul.search a[href*='coulomb.CoulombSampler']").first.click()
-        tab.locator("dt[id='coulomb.CoulombSampler']").wait_for()
-        for page in ("gallery/draw_phase_portrait", "theory/particles-to-density"):
-            tab.goto(f"{address}/{page}.html")
-            overflow = "document.documentElement.scrollWidth - window.innerWidth"
-            assert tab.evaluate(overflow) <= 1, page
-        assert tab.locator("math").count() > 10
-        browser.close()
+        tab.wait_for_url(f"**/{__version__}/index.html")  # the newest version
+        return tab
+
+    yield opened
+    for tab in tabs:
+        tab.close()
     assert not complaints, "\n".join(complaints)
+
+
+def show_sidebar(tab, width):
+    if width < 1000:
+        tab.locator("header label[for='__navigation']").click()
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_a_browser_finds_the_sampler(open_tab, address, width):
+    tab = open_tab(width)
+    show_sidebar(tab, width)
+    tab.locator("input.sidebar-search").fill("CoulombSampler")
+    tab.locator("input.sidebar-search").press("Enter")
+    tab.locator("ul.search li a").first.wait_for(timeout=60_000)
+    # Summaries of what was found are fetched: leaving earlier aborts that.
+    tab.wait_for_load_state("networkidle")
+    tab.locator("ul.search a[href*='coulomb.CoulombSampler']").first.click()
+    tab.locator("dt[id='coulomb.CoulombSampler']").wait_for()
+    for page in ("gallery/draw_phase_portrait", "theory/particles-to-density"):
+        tab.goto(f"{address}/{__version__}/{page}.html")
+        overflow = "document.documentElement.scrollWidth - window.innerWidth"
+        assert tab.evaluate(overflow) <= 1, page
+    assert tab.locator("math").count() > 10
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_the_switch_leads_to_the_same_page_of_another_version(open_tab, address, width):
+    """Or to its first page, where it has no such page."""
+    tab = open_tab(width)
+    for page, there in (("roadmap", "roadmap"), ("gallery/index", "index")):
+        tab.goto(f"{address}/{__version__}/{page}.html")
+        show_sidebar(tab, width)
+        switch = tab.get_by_label("Version")
+        assert switch.locator("option").all_inner_texts() == [__version__, "0.0.9"]
+        assert switch.input_value() == __version__
+        switch.select_option("0.0.9")
+        tab.wait_for_url(f"{address}/0.0.9/{there}.html")
