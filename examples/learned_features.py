@@ -6,6 +6,7 @@ features know none of this. Learned ones find the columns and the frequencies; t
 control keeps how wide and how sparse they became, but not where the labels put them.
 """
 
+import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.model_selection import train_test_split
 from sklearn.svm import SVC
@@ -32,9 +33,16 @@ def main():
         scores["fixed"].append(score(fixed, *split))
         scores["control"].append(score(learned.control(seed), *split))
         scores["learned"].append(score(learned, *split))
-    for name, values in scores.items():
-        error = np.std(values, ddof=1) / np.sqrt(len(values))
-        print(f"{name:8s} {np.mean(values):.3f} ± {error:.3f}")
+    plt.figure(figsize=(5, 2.2), layout="constrained")
+    for row, (name, values) in enumerate(scores.items()):
+        mean, error = np.mean(values), np.std(values, ddof=1) / np.sqrt(len(values))
+        print(f"{name:8s} {mean:.3f} ± {error:.3f}")
+        plt.plot(values, [row] * len(values), "o", color=f"C{row}", alpha=0.3)
+        plt.errorbar(mean, row, xerr=error, fmt="D", color=f"C{row}", capsize=4)
+    plt.yticks(range(len(scores)), scores)
+    plt.xlabel("accuracy of each seed, and their mean ± one standard error")
+    plt.gca().invert_yaxis()
+    plt.show()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import math
 import tempfile
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import torch
 
 from coulomb import Ball, Hamiltonian, Particles, Riesz
@@ -51,6 +52,14 @@ def main():
     assert same
     assert last["alignment"] > first["alignment"]
     assert math.isfinite(last["energy"])
+
+    plt.figure(figsize=(4.5, 4.5), layout="constrained")
+    plt.plot(*positions.T, "o", color="0.75", label="drawn")
+    plt.plot(*whole.particles.positions.T, "o", color="C1", label="after 400 steps")
+    plt.plot([2, -2], [1, -1], "k+", markersize=14, label="planted frequency")
+    plt.axis("equal")
+    plt.legend(loc="upper left")
+    plt.show()
 
 
 if __name__ == "__main__":
