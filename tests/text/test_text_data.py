@@ -75,7 +75,7 @@ def test_a_header_alone_is_refused(tmp_path):
     ("encoding", "told"),
     [
         ("utf-8", None),
-        ("utf-8-sig", None),
+        ("utf-8-sig", "with a byte-order mark"),
         ("utf-16", "utf-16"),
         ("utf-16-le", "utf-16-le"),
         ("utf-16-be", "utf-16-be"),

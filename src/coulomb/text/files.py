@@ -69,7 +69,7 @@ def read_table(
     encoding, notes = form.encoding or _UTF8, []
     if suffix != ".parquet" and form.encoding is None:
         encoding, why = _find_encoding(path, fallback=suffix in _USUAL)
-        notes += [f"is read as {encoding}{why}"] if encoding != _UTF8 else []
+        notes += [f"is read as {encoding}{why}"] if why or encoding != _UTF8 else []
     form = Form(form.separator, encoding)
     if suffix in _USUAL and form.separator is None:
         mark = _find_separator(path, encoding, _USUAL[suffix])
@@ -143,7 +143,7 @@ def join_columns(table: Mapping[str, Any], names: Sequence[str]) -> Any:
 
 
 def _find_encoding(path: Path, *, fallback: bool) -> tuple[str, str]:
-    """Find how characters are written, and say why it is not UTF-8."""
+    """Find how characters are written, and say what is unusual about it."""
     with path.open("rb") as file:
         start = file.read(4096)
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -154,7 +154,8 @@ def _find_encoding(path: Path, *, fallback: bool) -> tuple[str, str]:
             return name, ""
     odd = _first_odd_byte(path, _UTF8)
     if not odd or not fallback or b"\0" in start:
-        return _UTF8, ""
+        marked = start.startswith(codecs.BOM_UTF8)
+        return _UTF8, ", UTF-8 with a byte-order mark" if marked else ""
     # Windows has letters and quotation marks where Latin-1 has control characters.
     name = "latin-1" if _first_odd_byte(path, "cp1252") else "cp1252"
     return name, f", Windows' Latin-1, since it is not UTF-8 ({odd})"
