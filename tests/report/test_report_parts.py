@@ -1,6 +1,7 @@
 """Parts of the page: charts, colours, tables, the verb."""
 
 import math
+import re
 
 import matplotlib
 import numpy as np
@@ -144,6 +145,20 @@ def test_every_kind_of_layer_is_drawn(layer):
     assert png.startswith(b"\x89PNG")
     assert chart_numbers(chart).count("\n") >= 2
     assert chart.alt
+
+
+def written(low, high):
+    """The words of a print whose vertical axis is logarithmic."""
+    curve = Curve("a", (0.0, 1.0), (low, high))
+    svg, _ = printed(Chart("k", "t", X, Axis("y", log=True), (curve,)))
+    return re.findall(r"<!-- (.*?) -->", svg.decode())
+
+
+def test_powers_are_written_without_formulas():
+    words = written(1e-4, 1e3)
+    assert {"10\u207b\u2074", "0.1", "10\u00b3"} <= set(words)
+    assert not any("$" in word for word in words)
+    assert {"0.2", "0.5", "2", "5"} <= set(written(0.2, 5.0))  # less than two decades
 
 
 def test_the_best_is_marked_with_its_ties():

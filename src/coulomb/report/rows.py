@@ -67,7 +67,9 @@ def clean(text: object, longest: int = LONGEST_NAME) -> str:
     ('a b c', '0.5', 'xxxx…')
     """
     shown = f"{text:g}" if isinstance(text, float) else str(text)
-    shown = " ".join("".join(c if c.isprintable() else " " for c in shown).split())
+    if not shown.isprintable():
+        shown = "".join(c if c.isprintable() else " " for c in shown)
+    shown = " ".join(shown.split())
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"
 
 
@@ -100,11 +102,10 @@ def by_row(
             tuple((clean(key), clean(job[key])) for key in others),
         )
 
-    order = list(METHOD_TITLES)
+    order = {method: place for place, method in enumerate(METHOD_TITLES)}
 
     def place(row: Row) -> tuple[object, ...]:
-        known = order.index(row.method) if row.method in order else len(order)
-        return known, row.method, row.variant, row.control
+        return order.get(row.method, len(order)), row.method, row.variant, row.control
 
     rows = gather(records, row_of)
     return {row: rows[row] for row in sorted(rows, key=place)}
@@ -380,12 +381,10 @@ def _rival(name: str) -> str:
 
 
 def _rivals(name: str, row: Row, records: Collection[Record]) -> list[Record]:
-    constants = [
-        r for r in records if clean(r.job.get("constants") or "") == row.constants
-    ]
+    same = {"constants": row.constants or ("", None)}
     if name == "fixed":
-        return select(constants, method="fixed", control=None)
-    found = by_row(select(constants, method=row.method, control=name), COMMON)
+        return select(records, method="fixed", control=None, **same)
+    found = by_row(select(records, method=row.method, control=name, **same), COMMON)
     return found.get(row._replace(control=name), [])
 
 
