@@ -13,7 +13,10 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
+    # Those that `make docs` leaves in docs/api are copies.
+    *sorted(
+        page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "api"
+    ),
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
