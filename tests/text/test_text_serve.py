@@ -217,6 +217,8 @@ def test_a_full_queue_and_slow_answers_are_told(classifier, start):
         (413, "3,000 bytes", {"texts": ["a" * 4000]}),
         (415, "application/json", {"body": "{}", "headers": {}}),
         (400, "`Host` must be", {"path": "/health", "headers": {"Host": "evil.test"}}),
+        (400, "`Host` must be", {"path": "/health", "headers": {"Host": "{a}.test"}}),
+        (400, "`Host` must be", {"path": "/health", "headers": {"Host": "a.test#b"}}),
         (405, "Method Not Allowed", {"verb": "PUT", "body": "{}"}),
         (404, "Not Found", {"path": "/../etc/passwd"}),
     ],

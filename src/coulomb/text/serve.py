@@ -6,6 +6,7 @@ for a batch to fill, and a busy server wastes least.
 
 import asyncio
 import logging
+import re
 import socket
 import time
 from collections import Counter
@@ -41,8 +42,9 @@ except ImportError as error:
     ) from error
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+# As `Host` writes them. A URL has the server's own address in place of an odd name.
+_CALLED = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", re.IGNORECASE)
 VERBS = {"predict": "predictions", "embed": "embeddings"}
-_LOG = logging.getLogger(__name__)
 _SAFE = {
     "Content-Security-Policy": "default-src 'self' data: 'unsafe-inline'; "
     "frame-ancestors 'none'",
@@ -229,7 +231,8 @@ def make_app(
         async def call(request: Request) -> Response:
             started = time.perf_counter()
             try:
-                if host in LOOPBACK and request.url.hostname not in LOOPBACK:
+                called = request.headers.get("host", "")
+                if host in LOOPBACK and not _CALLED.fullmatch(called):
                     raise HTTPException(400, f"`Host` must be one of {LOOPBACK}.")
                 async with asyncio.timeout(limits.seconds):
                     response = await handle(request)
@@ -242,7 +245,7 @@ def make_app(
             except ClientDisconnect:
                 response = _told(400, "The request ended early.")
             except Exception:
-                _LOG.exception("A request failed.")
+                logging.getLogger(__name__).exception("A request failed.")
                 response = _told(500, "The server failed; its log has more.")
             path = request.url.path
             counts[f'requests{{path="{path}",status="{response.status_code}"}}'] += 1
