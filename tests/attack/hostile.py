@@ -1,6 +1,9 @@
 """Hostile files, made from good ones: every format, every field."""
 
 import copy
+import csv
+import gzip
+import io
 import json
 import os
 import random
@@ -12,7 +15,8 @@ from safetensors.numpy import save
 MARKUP = "[/]\x1b[2J[bold]=1+1"
 VALUES = [
     None, True, -1, 0, 10**7, 10**35, 1e308, float("nan"), float("inf"), "", "x",
-    "../../etc/passwd", MARKUP, "\ud800", [], {}, [[]], {"a": {"b": []}}, [1, "x"],
+    "../../etc/passwd", "/\0.csv", MARKUP, "\ud800", [], {}, [[]], {"a": {"b": []}},
+    [1, "x"],
 ]  # fmt: skip
 WHOLE = {
     "deep": b"[" * 100_000,
@@ -113,6 +117,30 @@ def archive_mutants(path):
                 yield f"facts {name}", save(tensors, metadata=facts)
 
 
+def table_mutants(text):
+    """One cell of the first or the last row, or the name of a column, is changed."""
+    rows = list(csv.reader(io.StringIO(text)))
+    for line in (0, 1, len(rows) - 1):
+        for place in range(len(rows[0])):
+            for new in VALUES:
+                cell = new if isinstance(new, str) else json.dumps(new)
+                changed_row = [*rows[line][:place], cell, *rows[line][place + 1 :]]
+                yield f"line {line}, {place} = {new!r:.20}", rows, line, changed_row
+        yield f"line {line} long", rows, line, [*rows[line], "x"]
+        yield f"line {line} short", rows, line, rows[line][:-1]
+
+
+def packed_mutants(data, draw):
+    """What is inside of a compressed table is changed."""
+    text = gzip.decompress(data).decode()
+    for name, rows, line, row in table_mutants(text):
+        file = io.StringIO()
+        csv.writer(file).writerows([*rows[:line], row, *rows[line + 1 :]])
+        yield name, gzip.compress(file.getvalue().encode("utf-8", "surrogatepass"))
+    for name, inside in (*WHOLE.items(), *cut_and_flipped(text.encode(), draw)):
+        yield f"inside {name}", gzip.compress(inside)
+
+
 def cut_and_flipped(data, draw):
     for share in (0.1, 0.5, 0.99):
         yield f"cut {share}", data[: int(share * len(data))]
@@ -133,6 +161,8 @@ def mutants(path, seed=0):
         yield from lines_mutants(data.decode())
     elif path.suffix == ".json":
         yield from json_mutants(data.decode())
+    elif path.suffix == ".gz":
+        yield from packed_mutants(data, draw)
     yield from WHOLE.items()
     yield from cut_and_flipped(data, draw)
     for kind in SPECIAL:

@@ -25,7 +25,7 @@ from coulomb._support.errors import CoulombError
 from coulomb._support.progress import visible_text
 from coulomb.attention.layers.replace import _card
 from coulomb.cli.text import _json_line, _write_csv
-from coulomb.experiments.records import load_records
+from coulomb.experiments.records import load_records, write_compressed
 from coulomb.experiments.runner import write_sample
 from coulomb.linearise import load_pretrained
 from coulomb.report.chart import Axis, Chart, Curve, drawable
@@ -108,6 +108,7 @@ READERS = {
     "part/config.json": PART,
     "part/particles.safetensors": PART,
     "results/noise/records.jsonl": RESULTS,
+    "results/strength.csv.gz": RESULTS,
     "features.safetensors": {
         "load": lambda box: api(lambda: read_estimator(box / "features.safetensors"))
     },
@@ -169,6 +170,7 @@ def box(tmp_path_factory):
     write_sample(folder / "results", ["noise"])
     records = folder / "results" / "noise" / "records.jsonl"
     records.write_text("".join(records.read_text().splitlines(keepends=True)[:8]))
+    write_compressed(folder / "results" / "strength.csv.gz", load_records(records))
     X = ROWS[["a", "b", "c"]].to_numpy()
     model = CoulombSampler(6, max_iter=3, random_state=0).fit(X, X[:, 0] > 0)
     model.save(folder / "features.safetensors")

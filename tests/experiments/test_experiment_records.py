@@ -1,3 +1,5 @@
+import gzip
+
 import pytest
 
 from coulomb._support.errors import FileFormatError
@@ -77,3 +79,30 @@ def test_numbers_that_json_does_not_know_are_refused(tmp_path):
     with pytest.raises(ValueError):
         append_records(tmp_path / FILE, [made(accuracy=float("nan"))])
     assert load_records(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        (
+            "experiment,split\nnoise,test,more\n",
+            "row 1 has more cells than there",
+        ),
+        ("job,job.seed\nx,1\n", "'str' object"),
+    ],
+)
+def test_damage_of_compressed_records_is_named(tmp_path, text, reason):
+    path = tmp_path / "noise.csv.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    with pytest.raises(FileFormatError, match=f"{path} is no compressed CSV: {reason}"):
+        load_records(path)
+
+
+@pytest.mark.parametrize("name", ["noise.csv.gz", FILE])
+def test_files_without_end_are_refused_before_their_rows_are_read(tmp_path, name):
+    """A thousandth of them is on the disk: each would be kept until all are read."""
+    rows = b"experiment\n" + b"x\n" * 2**18
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(rows) if name.endswith("gz") else rows)
+    with pytest.raises(FileFormatError, match=r"262,144 (rows|lines)"):
+        load_records(path)

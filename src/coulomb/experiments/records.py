@@ -34,6 +34,8 @@ Job = dict[str, Any]
 
 _REPEATED = ("seed", "trial", "design", "head")  # of a row; there may be many
 _MOST_VALUES = 200  # of a setting, and names of metrics
+_BAD = ": not a record; delete the line and run the experiment again"
+_MOST_ROWS = 2**18  # of a file; each takes tens of microseconds
 _LARGEST = 1e100  # of a metric; what is beyond cannot be averaged or drawn
 FILE = "records.jsonl"
 COMPRESSED = ".csv.gz"
@@ -175,22 +177,20 @@ def _read_compressed(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         with gzip.open(check_file(path, MOST_JSON)) as file:
             data = file.read(MOST_JSON + 1)
-        if len(data) > MOST_JSON:
-            raise FileFormatError(f"{path} holds more than {MOST_JSON:,} bytes.")
+        if len(data) > MOST_JSON or data.count(b"\n") > _MOST_ROWS:
+            raise ValueError(f"it has over {MOST_JSON:,} bytes or {_MOST_ROWS:,} rows")
         for number, row in enumerate(csv.DictReader(io.StringIO(data.decode())), 1):
+            if None in row:
+                raise ValueError(f"row {number} has more cells than there are columns")
             content: dict[str, Any] = {"metrics": {}, "seconds": {}, "environment": {}}
             for name, cell in row.items():
                 part, _, key = str(name).partition(".")
-                if not cell:
-                    continue
-                if key:
+                if cell and key:
                     content.setdefault(part, {})[key] = _from_cell(cell)
-                else:
+                elif cell:
                     content[part] = str(_from_cell(cell))
             yield f"{path}, row {number}", content
-    except (OSError, EOFError, ValueError, csv.Error, zlib.error) as error:
-        if isinstance(error, FileFormatError):
-            raise
+    except (OSError, EOFError, TypeError, ValueError, csv.Error, zlib.error) as error:
         raise FileFormatError(f"{path} is no compressed CSV: {error}.") from error
 
 
@@ -215,18 +215,20 @@ def load_records(path: Path, problems: list[str] | None = None) -> list[Record]:
     """
     path = Path(path)
     contents: list[tuple[str, Any]] = []
-    beside = path.with_name(path.name + COMPRESSED)
-    if path.name.endswith(COMPRESSED):
-        contents += _read_compressed(path)
-    elif beside.exists():
+    packed = path.name.endswith(COMPRESSED)
+    beside = path if packed else path.with_name(path.name + COMPRESSED)
+    if beside.exists():
         contents += _read_compressed(beside)
     file = path / FILE if path.is_dir() else path
-    if file.exists() and not path.name.endswith(COMPRESSED):
-        lines = check_file(file).read_bytes().split(b"\n")
+    if file.exists() and not packed:
+        lines = check_file(file, MOST_JSON).read_bytes().split(b"\n", _MOST_ROWS + 1)
+        if len(lines) > _MOST_ROWS + 1:
+            raise FileFormatError(f"{file} has more than {_MOST_ROWS:,} lines.")
         # What comes after the last newline was being written when the run ended.
-        for number, line in enumerate(lines[:-1], start=1):
+        for number, row in enumerate(lines[:-1], 1):
             place = f"{file}, line {number}"
-            contents.append((place, _read_line(place, line)))
+            content = parse_json(row, place, finite=False, complaint=_BAD)
+            contents.append((place, content))
     found: dict[tuple[str, str], Record] = {}
     for place, content in contents:
         record = _checked(place, content, problems)
@@ -284,28 +286,15 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _read_line(place: str, line: bytes) -> Any:
-    try:
-        return parse_json(line, place, finite=False)
-    except FileFormatError as error:
-        raise FileFormatError(
-            f"{place}: not a record but {line[:40]!r}; delete the line and run the "
-            "experiment again."
-        ) from error
-
-
 def _checked(place: str, content: Any, problems: list[str] | None) -> Record:
     if not isinstance(content, dict):
-        raise FileFormatError(
-            f"{place}: a record must be an object; got {content!r:.60}."
-        )
+        raise FileFormatError(f"{place}: it must be an object; got {content!r:.60}.")
     for name, kind in _FIELDS.items():
         if not isinstance(content.get(name), kind):
             raise FileFormatError(
                 f"{place}: `{name}` must be a {kind.__name__}; got "
                 f"{content.get(name)!r:.60}."
             )
-    extra = content.get("extra", {})
     for name in ("metrics", "seconds"):
         for metric, value in list(content[name].items()):
             number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -317,6 +306,7 @@ def _checked(place: str, content: Any, problems: list[str] | None) -> Record:
                     f"{place}: `{metric}` is {value!r:.60}, no number; left out."
                 )
     _check_job(place, content["job"])
+    extra = content.get("extra", {})
     return Record(**{name: content[name] for name in _FIELDS}, extra=extra)
 
 
