@@ -291,6 +291,7 @@ def change_config(folder, **changes):
         ({"vocabulary": "/etc/passwd"}, "unknown or missing: vocabulary"),
         ({"data__train": "../../secret.csv"}, "must be a whole path without"),
         ({"data__data_dir": "/tmp/../etc"}, "must be a whole path without"),
+        ({"data__train": "/tmp/a\0.csv"}, "must be a whole path without"),
         ({"classes": ["one"]}, "damaged"),
         ({"kind": "picture"}, "damaged"),
     ],

@@ -197,11 +197,11 @@ def _check_source(path: Path, data: Mapping[str, Any]) -> None:
         raise FileFormatError(f"{path}: `data` is damaged.")
     for name in ("train", "validation", "test", "data_dir"):
         value = data.get(name)
-        plain = isinstance(value, str) and Path(value).is_absolute()
-        if value is not None and (not plain or ".." in Path(value).parts):
+        ok = isinstance(value, str) and Path(value).is_absolute()
+        if value is not None and (not ok or "\0" in value or ".." in Path(value).parts):
             raise FileFormatError(
-                f"{path}: `data.{name}` must be a whole path without '..'; got "
-                f"{value!r}."
+                f"{path}: `data.{name}` must be a whole path without '..' or zero "
+                f"bytes; got {value!r}."
             )
 
 
