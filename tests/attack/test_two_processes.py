@@ -5,7 +5,15 @@ import json
 import os
 
 import pytest
-from attack_cases import SECONDS, Child, flags, outcome, run_cli, write_data
+from attack_cases import (
+    REFUSED,
+    SECONDS,
+    Child,
+    flags,
+    outcome,
+    run_cli,
+    write_data,
+)
 from typer.main import get_command
 
 from coulomb._support import archive
@@ -270,3 +278,14 @@ def test_outputs_are_checked_before_work(verb, option, data, monkeypatch, capfd)
     assert len(printed.err.splitlines()) == 1
     assert not printed.out
     assert sorted(data.rglob("*")) == before
+
+
+@pytest.mark.parametrize("verb", ["meanfield", "deviations"])
+@pytest.mark.parametrize("name", ["picture", "picture.txt"])
+def test_a_picture_that_nobody_writes_is_told_before_work(verb, name, tmp_path, capfd):
+    assert run_cli(verb, "--figure", tmp_path / name) == REFUSED
+    printed = capfd.readouterr()
+    assert printed.err.startswith("coulomb: `figure` has no member '")
+    assert printed.err.endswith(" Known: .pdf, .png, .svg.\n")
+    assert not printed.out
+    assert not list(tmp_path.iterdir())

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
+from coulomb._support.checks import check_member
 from coulomb._support.progress import progress_bar
 from coulomb.cli import output
 
@@ -73,7 +74,7 @@ def meanfield(
     from coulomb._support.checks import make_generator
     from coulomb.interactions import Riesz
 
-    output.check_outputs(figure, json)
+    _check_outputs(figure, json)
     grid, repulsion = _grid(domain, size, cells), Riesz(s=s, truncation=truncation)
     felt, seen, begun = (
         theory.parse_expression(formula, grid.dim)
@@ -164,7 +165,7 @@ def deviations(
     from coulomb._support.checks import make_generator
     from coulomb.interactions import Riesz
 
-    output.check_outputs(figure, json)
+    _check_outputs(figure, json)
     grid, repulsion = _grid(domain, size, cells), Riesz(s=s, truncation=truncation)
     felt = theory.parse_expression(potential, grid.dim)
     seen = theory.parse_expression(observable, grid.dim)
@@ -198,6 +199,12 @@ def deviations(
     )
     found = {"deviations": curve, "free_energy": energy}
     _write("deviations", found, figure, json)
+
+
+def _check_outputs(figure: Path | None, json: Path | None) -> None:
+    output.check_outputs(figure, json)
+    if figure is not None:
+        check_member("figure", figure.suffix.lower(), (".pdf", ".png", ".svg"))
 
 
 def _grid(domain: DomainName, size: float, cells: int) -> "AbstractGrid":
