@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from coulomb._support.archive import write_json
+from coulomb._support.archive import check_file, read_json, write_json
 from coulomb.kernels import available
 from coulomb.kernels.runtime import source_hash
 
@@ -36,7 +36,6 @@ PASSES = ("forward", "forward+backward")
 _FORMS = tuple(product(KINDS, ENGINES, PASSES))
 # Rows of a triangle or square that the loops form at once.
 BLOCK = 96
-_MOST_BYTES = 1 << 16  # of a file; one that is longer is none of ours
 _SLOWEST = 1e3  # seconds
 # Two sizes of a problem, as batch and length, that tell overhead from rate.
 _SIZES = {"linear": ((1, 64), (1, 768)), "causal": ((1, 64), (1, 768))}
@@ -184,19 +183,16 @@ def identity() -> str:
 def _read(file: Path) -> Model | None:
     # A file that is broken, or was written by something else, is none.
     try:
-        if file.stat().st_size > _MOST_BYTES:
-            return None
-        text = file.read_text()
-        found = json.loads(text)["costs"]
-        costs = {}
+        # One that is longer is none of ours.
+        found, costs = read_json(check_file(file, 2**16))["costs"], {}
         for form in _FORMS:
             overhead, rate = (float(x) for x in found[form_name(*form)])
             if not (0 <= overhead < _SLOWEST and 0 < rate < _SLOWEST):
                 return None
             costs[form_name(*form)] = overhead, rate
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError):
         return None
-    return Model(costs, hashlib.sha256(text.encode()).hexdigest()[:12])
+    return Model(costs, hashlib.sha256(json.dumps(costs).encode()).hexdigest()[:12])
 
 
 def _measure_all() -> dict[str, tuple[float, float]]:
