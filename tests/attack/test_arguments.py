@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from coulomb import (
     CoulombClassifier,
+    CoulombRegressor,
     CoulombSampler,
     ImportanceSampler,
     MultipleKernelClassifier,
@@ -24,8 +25,11 @@ from coulomb.attention.ops.api import (
 )
 from coulomb.attention.ops.decoding import decode_step, init_state, prefill
 from coulomb.cli.main import app
+from coulomb.cli.output import read_lines
+from coulomb.experiments.runner import dask_client
 from coulomb.linearise import linearise
 from coulomb.text.tokens import train_vocabulary
+from coulomb.theory import Scaling
 from coulomb.theory.expressions import parse_expression
 
 HUGE = 10**12
@@ -55,6 +59,10 @@ def mixed(*labels):
 
 def sample(data=(X, Y), **settings):
     return CoulombSampler(8, **{"random_state": 0, **settings}).fit(*data)
+
+
+def classify(y):
+    return CoulombClassifier(8).fit(X, y)
 
 
 def texts(rows=TEXTS, labels=LABELS, **options):
@@ -115,6 +123,19 @@ CASES = {
     "y some None": (lambda: sample((X, mixed(0, 1, None))), "got None in row 2"),
     "y mixed": (lambda: sample((X, mixed(0, "a"))), "only numbers or only strings"),
     "y dicts": (lambda: sample((X, [{}] * 40)), "`y` must hold numbers of at most"),
+    "classes None": (
+        lambda: classify(mixed(0, None)),
+        "`y` must have a label in every",
+    ),
+    "classes mixed": (lambda: classify(mixed(0, "a")), "only numbers or only strings"),
+    "y of no float": (
+        lambda: CoulombRegressor(8).fit(X, mixed(LONG, 1)),
+        "`X` and `y` must fit into float64",
+    ),
+    "X of no float": (
+        lambda: CoulombSampler(8).fit(mixed(LONG, 1)[:, None], Y),
+        "`X` and `y` must fit into float64",
+    ),
     "y NaT": (
         lambda: sample((X, np.array(["2020-01-01", "NaT"] * 20, dtype="M8[D]"))),
         "`y` must h",
@@ -342,6 +363,10 @@ CASES = {
         "have only [1]. Shuffle the rows",
     ),
     "align no labels": (lambda: run_align([-100] * 4), "have only []"),
+    "align complex": (
+        lambda: run_align(torch.tensor([1j, 0, 1, 2])),
+        "`labels` must be a tensor of class numbers or real targets",
+    ),
     "align NaN": (lambda: run_align([0.0, 1, 2, np.nan]), "`labels` must be finite"),
     "align no model": (lambda: run_align(model="m"), "`model` must be a torch module"),
     # linearise
@@ -412,7 +437,12 @@ CASES = {
         lambda: texts([PAIRS[0], *TEXTS[1:]]),
         "Row 2: a pair is needed",
     ),
+    "processes": (
+        lambda: dask_client("local:" + "9" * 5000).__enter__(),
+        "`scheduler` must be local:N, N processes up to 1024",
+    ),
     # formulas
+    "power": (lambda: Scaling(1.0, power=1e300), "`power` must be at most 16"),
     "1/0": (
         lambda: parse_expression("1/0", 1),
         "`expression` must be finite somewhere",
@@ -460,9 +490,25 @@ def test_long_words_leave_the_vocabulary_as_it_was():
     assert train_vocabulary([address], size=200).encode(["film"], 8)[0].size == 3
 
 
-@pytest.mark.parametrize("threads", ["0", "100000"])
-def test_threads_of_the_command_line(threads):
-    found = CliRunner().invoke(app, ["train", "--threads", threads])
+@pytest.mark.parametrize(
+    "verb, option, value",
+    [
+        (["train"], "--threads", "0"),
+        (["train"], "--threads", "100000"),
+        (["reproduce", "noise"], "--jobs", "1000000000000"),
+        (["demo"], "--trials", "1000000000000"),
+    ],
+)
+def test_counts_of_the_command_line(verb, option, value):
+    found = CliRunner().invoke(app, [*verb, option, value])
     assert found.exit_code == 2
-    assert "--threads" in found.output
+    assert option in found.output
     assert not isinstance(found.exception, CoulombError | OSError | RuntimeError)
+
+
+def test_a_line_without_an_end_is_not_read(tmp_path):
+    (tmp_path / "texts.txt").write_bytes(b"a film\n" + b"\0" * 2**24)
+    lines = read_lines(tmp_path / "texts.txt")
+    assert next(lines) == "a film"
+    with pytest.raises(CoulombError, match="line 2 has 16 MiB or more"):
+        next(lines)

@@ -45,7 +45,7 @@ def demo(
     out: Path = Option(
         Path("coulomb-demo"), help="Folder for the picture and the table."
     ),
-    trials: int = Option(5, min=2, help="Repetitions of each comparison."),
+    trials: int = Option(5, min=2, max=10_000, help="Repetitions of each."),
     seed: Seed = 0,
 ) -> None:
     """Compare fixed and learned random features on three problems.

@@ -23,7 +23,7 @@ def reproduce(
     preset: str = Option(
         "paper", help="smoke (seconds), paper, or full (more trials)."
     ),
-    jobs: int = Option(1, min=1, help="Workers, each with one thread."),
+    jobs: int = Option(1, min=1, max=1024, help="Workers, of one thread each."),
     scheduler: str | None = Option(
         None,
         metavar="tcp://HOST:PORT|local:N",

@@ -98,7 +98,10 @@ def read_lines(file: Path | None) -> Iterator[str]:
     name = "Standard input" if file is None else str(file)
     stream = sys.stdin.buffer if file is None else check_file(file).open("rb")
     with stream:
-        for number, line in enumerate(stream, start=1):
+        # Four bytes for each character that a text may have.
+        for number, line in enumerate(iter(lambda: stream.readline(2**24), b""), 1):
+            if len(line) == 2**24:
+                raise FileFormatError(f"{name}: line {number} has 16 MiB or more.")
             try:
                 yield line.decode("utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:

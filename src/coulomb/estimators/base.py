@@ -15,6 +15,7 @@ from sklearn.base import (
     TransformerMixin,
 )
 from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.sparsefuncs import mean_variance_axis
 from sklearn.utils.validation import (
     _check_sample_weight,
@@ -133,8 +134,10 @@ class SavedEstimator:
         before = dict(self.__dict__)
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self.__dict__ = before
+            if isinstance(error, OverflowError):  # NumPy's, of a long whole number
+                raise ParameterError("`X` and `y` must fit into float64.") from error
             raise
 
 
@@ -561,6 +564,13 @@ def read_target(y: Any, *, target: str = "auto", classes: Any = None) -> Target:
             "Name all of them there: partial_fit(X, y, classes=...)."
         )
     return Target(np.searchsorted(known, y), known)
+
+
+def _check_classes(y: np.ndarray) -> None:
+    # Of None and of two types scikit-learn says that they are unknown.
+    if y.dtype.kind not in "biufSU":
+        check_labels("y", y.tolist())
+    check_classification_targets(y)
 
 
 def encode_target(y: Any, weight: np.ndarray, *, target: str = "auto") -> np.ndarray:

@@ -20,13 +20,11 @@ from sklearn.model_selection import StratifiedKFold, cross_val_predict
 from sklearn.preprocessing import LabelBinarizer
 from sklearn.svm import SVC
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from threadpoolctl import threadpool_limits
 
 from coulomb._support.checks import (
     check_count,
-    check_labels,
     check_member,
     check_memory,
     check_real,
@@ -36,6 +34,7 @@ from coulomb._support.errors import ParameterError, ParameterTypeError, shown
 from coulomb.dynamics.initial import Gaussian, Orthogonal, resamplers
 from coulomb.estimators.base import (
     AbstractFourierSampler,
+    _check_classes,
     describe_columns,
     draw_seed,
     encode_target,
@@ -546,9 +545,7 @@ class MultipleKernelClassifier(ClassifierMixin, _MultipleKernels):
         check_real("regularization", self.regularization, above=0, at_most=1)
         check_member("method", self.method, ("alignf", "margin", "uniform"))
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
-        if y.dtype.kind not in "biufSU":
-            check_labels("y", y.tolist())
-        check_classification_targets(y)
+        _check_classes(y)
         with _one_thread():
             mixed = self._learn(X, y, "classes")
             self.svc_ = SVC(kernel="precomputed", C=self.C).fit(mixed, y)

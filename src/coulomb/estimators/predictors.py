@@ -20,7 +20,6 @@ from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.class_weight import compute_sample_weight
-from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
     _check_sample_weight,
     check_is_fitted,
@@ -33,6 +32,7 @@ from coulomb._support.errors import ParameterError, ParameterTypeError
 from coulomb.estimators.base import (
     RowReservoir,
     SavedEstimator,
+    _check_classes,
     describe_columns,
     draw_seed,
     drop_weightless,
@@ -650,7 +650,7 @@ class CoulombClassifier(_AbstractPredictor, ClassifierMixin, BaseEstimator):
         y = column_or_1d(y, warn=True)
         if y.dtype.kind == "f":
             check_array(y, ensure_2d=False, input_name="y")
-        check_classification_targets(y)
+        _check_classes(y)
         return y
 
     def _read_target(self, y: np.ndarray, classes: Any) -> np.ndarray:

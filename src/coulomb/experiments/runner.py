@@ -182,10 +182,10 @@ def dask_client(scheduler: str) -> Iterator[Any]:
         ) from error
     here, _, count = scheduler.partition(":")
     if here == "local":
-        if not count.isdecimal() or not int(count):
+        if not count.isdecimal() or not 0 < int(count[:9]) <= 1024:
             raise ParameterError(
-                "`scheduler` must be local:N, N processes, or the address of a Dask "
-                f"scheduler; got {scheduler!r}."
+                "`scheduler` must be local:N, N processes up to 1024, or the address "
+                f"of a Dask scheduler; got {scheduler!r:.60}."
             )
         options = {"n_workers": int(count), "threads_per_worker": 1}
         with (

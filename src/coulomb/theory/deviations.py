@@ -63,7 +63,7 @@ class Scaling:
 
     def __post_init__(self) -> None:
         check_real("inverse_temperature", self.inverse_temperature, above=0)
-        check_real("power", self.power, at_least=1)
+        check_real("power", self.power, at_least=1, at_most=16)
 
     def total(self, n_particles: int) -> float:
         """Tell `beta_N`.

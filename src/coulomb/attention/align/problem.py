@@ -275,10 +275,10 @@ def _as_mask(mask: Any) -> Tensor | None:
 
 
 def _as_labels(labels: Any) -> Tensor:
-    if isinstance(labels, Tensor):
-        return labels
     try:
-        return torch.as_tensor(labels)
+        if (found := torch.as_tensor(labels)).is_complex():
+            raise TypeError
+        return found
     except (TypeError, ValueError, RuntimeError) as error:
         raise ParameterTypeError(
             "`labels` must be a tensor of class numbers or real targets; got "
