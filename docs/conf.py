@@ -213,11 +213,13 @@ def list_versions(app, error):
         folder.name: [x.relative_to(folder).as_posix() for x in folder.rglob("*.html")]
         for folder in folders
     }
-    newest = f"{folders[0].name}/index.html"
+    name = folders[0].name
+    newest, icon = f"{name}/index.html", f"{name}/_static/favicon.svg"
     files = {
         "versions.js": f"const versions = {json.dumps(pages)};\n",
         "index.html": '<!doctype html><html lang="en"><meta charset="utf-8"><title>'
-        f'coulomb</title><meta http-equiv="refresh" content="0; url={newest}">'
+        f'coulomb</title><link rel="icon" href="{icon}">'
+        f'<meta http-equiv="refresh" content="0; url={newest}">'
         f'<a href="{newest}">{newest}</a></html>\n',
     }
     for name, text in files.items():
