@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from coulomb._support.archive import read_archive, write_archive
 from coulomb._support.errors import DivergedError, FileFormatError, ParameterError
 from coulomb.domains import Ball
 from coulomb.dynamics import loop
@@ -258,3 +259,14 @@ def test_what_was_evaluated_elsewhere_is_not_used(system):
                 for each in (start, expected)
             )
         )
+
+
+@pytest.mark.parametrize("name", ["step", "window_count"])
+@pytest.mark.parametrize("count", [-1, 1.5, True, "2", None])
+def test_counters_of_a_file_are_checked(system, tmp_path, name, count):
+    path = tmp_path / "run.safetensors"
+    save_run(run_to(system, 2)[1], path)
+    tensors, facts = read_archive(path, complaint="is damaged")
+    write_archive(path, tensors, facts | {name: count})
+    with pytest.raises(FileFormatError, match="a run cannot have made"):
+        load_run(path)

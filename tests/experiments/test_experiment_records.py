@@ -75,6 +75,15 @@ def test_damage_is_named_with_its_line(tmp_path, line, message):
         load_records(path)
 
 
+@pytest.mark.parametrize("name, value", [("method", 5), ("gamma", "x"), ("task", [])])
+def test_a_row_has_names_and_numbers(tmp_path, name, value):
+    record = made()
+    record.job[name] = value
+    append_records(tmp_path / FILE, [record])
+    with pytest.raises(FileFormatError, match=f"line 1: `job.{name}` cannot be"):
+        load_records(tmp_path / FILE)
+
+
 def test_numbers_that_json_does_not_know_are_refused(tmp_path):
     with pytest.raises(ValueError):
         append_records(tmp_path / FILE, [made(accuracy=float("nan"))])

@@ -347,3 +347,10 @@ def test_unknown_tasks_and_folders(tmp_path):
         load_task("sst2", tmp_path)
     with pytest.raises(CoulombError, match="must be a folder"):
         load_task("sst2", tmp_path / "none")
+
+
+@pytest.mark.parametrize("names", [[], ["a", "b", "c"]])
+def test_a_text_has_one_column_or_two(tmp_path, names):
+    (tmp_path / "rows.csv").write_text("a,b,c,y\n1,2,3,4\n")
+    with pytest.raises(CoulombError, match="`text` must name one column, or two"):
+        read_corpus(tmp_path / "rows.csv", text=names, label="y")
