@@ -53,6 +53,8 @@ _HOUSES = ("CostPerSqFt", "OrigPrice", "ListPrice", "SPLPPct", "Date", "Address"
 _LOANS = ("grade", "sub_grade", "installment", "balance", "loan_status")
 _LOANS += ("paid_total", "paid_principal", "paid_interest", "paid_late_fees")
 _PITCHES = ("Outcome", "Class", "Result", "Swing", "Time", "ABEvent", "Batter")
+_DEATHS = ("totfat", "nghtfat", "wkndfat", "totfatpvm", "nghtfatpvm", "wkndfatpvm")
+_DEATHS += ("nghtfatrte", "wkndfatrte")
 
 SEEN = {
     "spam7": Table("DAAG", "spam7", "yesno", True),
@@ -116,11 +118,6 @@ SEEN = {
     "Wages": Table("Ecdat", "Wages", "lwage", False),
     "Cigar": Table("Ecdat", "Cigar", "sales", False),
     "yrbss": Table("openintro", "yrbss", "weight", False),
-}
-
-_DEATHS = ("totfat", "nghtfat", "wkndfat", "totfatpvm", "nghtfatpvm", "wkndfatpvm")
-_DEATHS += ("nghtfatrte", "wkndfatrte")
-FRESH = {
     "dengue": Table("DAAG", "dengue", "NoYes", True),
     "weather_city": Table("mosaicData", "Weather", "city", True, ("date",)),
     "k401k": Table(
@@ -153,6 +150,40 @@ FRESH = {
     "seatbelts": Table("AER", "USSeatBelts", "fatalities", False),
     "pbcseq": Table("survival", "pbcseq", "albumin", False, ("id",)),
     "coffee": Table("stevedata", "commodity_prices", "coffee_arabica", False),
+}
+
+_AMOUNTS = ("amt_weekends", "amt_weekdays", "type")
+_HOLDERS = ("company", "top1", "quasiindexed", "nonquasiindexed", "transient")
+_HOLDERS += ("dedicated",)
+FRESH = {
+    "CreditCard": Table("AER", "CreditCard", "card", True, ("share", "expenditure")),
+    "headInjury": Table(
+        "DAAG", "headInjury", "clinically.important.brain.injury", True
+    ),
+    "nassCDS": Table("DAAG", "nassCDS", "dead", True, ("injSeverity", "caseid")),
+    "nwtco": Table("survival", "nwtco", "rel", True, ("seqno", "edrel")),
+    "migraine": Table("carData", "KosteckiDillon", "headache", True, ("id",)),
+    "Arrests": Table("carData", "Arrests", "released", True),
+    "Yogurt": Table("Ecdat", "Yogurt", "choice", True, ("id",)),
+    "guImmun": Table("mlmRev", "guImmun", "immun", True, ("kid", "mom")),
+    "loanapp": Table("wooldridge", "loanapp", "approve", True, ("reject", "action")),
+    "smoking": Table("openintro", "smoking", "smoke", True, _AMOUNTS),
+    "batters": Table("openintro", "mlb_players_18", "position", True, ("name",)),
+    "SuicideChina": Table(
+        "Stat2Data", "SuicideChina", "Died", True, ("Person_ID", "Hospitalised")
+    ),
+    "RainIbk": Table("crch", "RainIbk", "rain", False),
+    "Snmesp": Table("plm", "Snmesp", "y", False, ("firm",)),
+    "wagepan": Table("wooldridge", "wagepan", "lwage", False, ("nr", "expersq")),
+    "mlbbat10": Table("openintro", "mlbbat10", "run", False, ("name",)),
+    "spruce": Table("geepack", "spruce", "logsize", False, ("id", "wave")),
+    "prison": Table("wooldridge", "prison", "pris", False, ("lpris", "gpris")),
+    "hours": Table("stevedata", "pwt_sample", "avh", False, ("isocode",)),
+    "baseball": Table("plyr", "baseball", "r", False, ("id",)),
+    "Gestation": Table("mosaicData", "Gestation", "wt", False, ("id", "date")),
+    "innovation": Table("sandwich", "InstInnovation", "institutions", False, _HOLDERS),
+    "catholic": Table("wooldridge", "catholic", "math12", False, ("id",)),
+    "eeg": Table("itsadug", "eeg", "Ampl", False),
 }
 # A name with more values than this says too little to be worth a column for each.
 _MOST_VALUES = 30
