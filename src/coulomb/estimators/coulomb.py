@@ -4,6 +4,7 @@ import copy
 import math
 import warnings
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -558,15 +559,9 @@ class CoulombSampler(AbstractFourierSampler):
             heavy &= zero.abs() < _CUT
         limits = torch.where(heavy, _CUT, math.inf).to(x)
         widths = torch.where(binary, high - low, torch.ones_like(high))
-        choices = [
-            (cut, width)
-            for cut in ([torch.full_like(limits, math.inf), limits])
-            for width in ([torch.ones_like(widths), widths])
-        ]
-        if not bool(heavy.any()):
-            choices = choices[:2]
-        if not bool(binary.any()):
-            choices = choices[::2]
+        cuts = [torch.full_like(limits, math.inf), limits][: 1 + bool(heavy.any())]
+        spans = [torch.ones_like(widths), widths][: 1 + bool(binary.any())]
+        choices = list(product(cuts, spans))
         if len(choices) == 1 or data.distinct_rows < ENOUGH_TO_CHOOSE:
             return data
         variants = [x.clamp(-cut, cut) / width for cut, width in choices]

@@ -58,7 +58,6 @@ from coulomb.features import AbstractFeatureMap, Particles
 from coulomb.interactions import AbstractInteraction, ExactSum, FarFieldSum
 from coulomb.objectives import (
     AbstractJoint,
-    AbstractSampled,
     Alignment,
     FourierAlignment,
     GaussianPrior,
@@ -114,7 +113,7 @@ _PARTS, _MANY_ROWS = 4, 2000
 _COUNTS = (8, 16, 32, 64, 128)  # of features that are pursued
 _ROWS_PER_PURSUED = 10
 _MARGIN = 1.0  # standard errors by which more learning must be better
-_PATIENCE = 2  # stages without a gain, after which none is tried
+_PATIENCE = 1  # stages without a gain, after which none is tried
 _SCALE_MARKS, _SCALE_STEP_SIZE = (10, 20), 0.05
 _MOST_SCALED = 128  # features that tell how scales move
 _MARKS = (5, 10, 20, 40, 80, 160)  # steps of the particles after which they are judged
@@ -303,11 +302,9 @@ class _Path:
         self.fit, self.law, self.outside = fit, law, outside
         self.candidates, settings = fit.candidates(law), fit.settings
         self.divergences = _DIVERGENCES if settings.joint else _ALIGNED_DIVERGENCES
-        self.chosen = choose_uniformly(
-            settings.n_particles,
-            settings.n_components,
-            generator=settings.generator("choice"),
-        )
+        counts = settings.n_particles, settings.n_components
+        generator = settings.generator("choice")
+        self.chosen = choose_uniformly(*counts, generator=generator)
         self.generator = settings.generator("moves")
         self.history: list[dict[str, Any]] = []
 
@@ -352,11 +349,12 @@ class _Path:
         free[:, -1] = 0  # the phases stay
         sampler = _adam(_SCALE_STEP_SIZE, free, some.n_particles)
         start = Particles(torch.zeros_like(free))
-        run = loop.init_run(sampler, start, generator=self.generator)
+        state = sampler.init(start)
         energy = Hamiltonian(SharedScales(self.tuned(some), some))
-        for steps in _SCALE_MARKS:
-            loop.run(run, sampler, energy, loop.RunSettings(steps, record_every=steps))
-            factors = run.particles.positions[0, :-1].double().exp()
+        for mark in _SCALE_MARKS:
+            left = mark - state.step
+            state, _ = sampler.advance(state, energy, left, generator=self.generator)
+            factors = state.particles.positions[0, :-1].double().exp()
             features = _rescaled(stage.features, factors)
             yield stage._replace(features=features, factors=factors)
 
@@ -480,7 +478,7 @@ def choose_columns(
             found = leave_one_out_losses(drawn, rows, settings.feature_map)
             losses.append(float(found.mean()))
         errors.append(min(losses))
-    return min(range(len(errors)), key=errors.__getitem__)
+    return errors.index(min(errors))
 
 
 def draw_random_features(dim: int, settings: LearningSettings) -> Learned:
@@ -569,14 +567,15 @@ class _Fit:
             return draw, torch.zeros(count)
         if sample.size > _ROWS_TO_WEIGH:
             sample = self.some_rows(_ROWS_TO_WEIGH)
+        if self.settings.joint:  # the other energy is exact to the last weight
+            sample = single(sample, draw.positions)
         objective = self.objective(sample)
-        phases = torch.zeros(512, dtype=sample.x.dtype)
+        particles = Particles(draw.positions, torch.zeros(count))
+        particles = particles.to(objective.sample.x.dtype)
+        blocks = (slice(start, start + 512) for start in range(0, count, 512))
         with torch.no_grad():
-            parts = [
-                objective.field(Particles(block, phases[: len(block)])).potential
-                for block in torch.split(draw.positions, 512)
-            ]
-        return draw, torch.cat(parts)
+            parts = [objective.potential(particles.take(block)) for block in blocks]
+        return draw, torch.cat(parts).to(draw.positions)
 
     def draw(self, law: str, count: int, generator: torch.Generator) -> SpectralDraw:
         """Draw particles from a law."""
@@ -602,7 +601,7 @@ class _Fit:
         kept = SpectralDraw(*(part[chosen] for part in draw))
         return kept, beta, effective_sample_size(weights)
 
-    def objective(self, sample: Sample) -> AbstractSampled:
+    def objective(self, sample: Sample) -> Alignment | FourierAlignment:
         if self.settings.feature_map.averages_phases:
             return FourierAlignment(sample, self.settings.distinct_pairs)
         return Alignment(

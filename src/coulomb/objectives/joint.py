@@ -92,10 +92,11 @@ class AbstractJoint(AbstractSampled):
             positions = particles.positions.detach().requires_grad_(True)
             moving = particles._replace(positions=positions)
             features = self.feature_map(self.sample.x, moving)
-        with torch.no_grad():
-            value, slope = self._value_and_slope(self._solve(features.detach()))
-            slope = self._uncentred(slope) / math.sqrt(features.shape[-1])
-        (gradient,) = torch.autograd.grad(features, positions, slope)
+            with torch.no_grad():
+                value, slope = self._value_and_slope(self._solve(features))
+                slope = self._uncentred(slope) / math.sqrt(features.shape[-1])
+            # As a product: what `grad` is given it compares by importing sympy.
+            (gradient,) = torch.autograd.grad((features * slope).sum(), positions)
         shared = value.to(positions).unsqueeze(-1).expand(positions.shape[:-1])
         return Field(shared, particles.n_particles * gradient)
 
@@ -236,11 +237,9 @@ class _Spectrum(NamedTuple):
     @classmethod
     def of(cls, features: Tensor, labels: Tensor) -> "_Spectrum":
         """Decompose `F'F`."""
-        squares, directions = torch.linalg.eigh((features.mT @ features).double())
-        directions = directions.to(features)
+        squares, directions = torch.linalg.eigh(features.mT @ features)
         cross = directions.mT @ (features.mT @ labels)
-        squares = squares.clamp_min(0).to(features)
-        return cls(features, labels, directions, squares, cross)
+        return cls(features, labels, directions, squares.clamp_min(0), cross)
 
     def shrinking(self, penalties: Tensor) -> Tensor:
         """Compute the inverses of the eigenvalues of A, `(penalties, N)`."""
