@@ -11,6 +11,7 @@ import pytest
 import sklearn
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
+from scipy.stats import norm, rankdata
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.linear_model import LogisticRegression, Ridge
@@ -73,11 +74,36 @@ def test_one_hots_stay_zero_and_one_and_numbers_are_standardised(table):
     for name, column in zip(names, z.T, strict=True):
         if "=" in name or "missing" in name:
             assert set(np.unique(column)) == {0.0, 1.0}
-        else:
+        elif "ranked" not in name:
             assert abs(column.mean()) < 1e-12
             assert column.std() == pytest.approx(1.0)
     # A bent tail ends at the knee, three robust deviations, before standardising.
     assert np.abs(z[:, names.index("tail")]).max() < 6
+
+
+def test_ranks_are_normal_scores_whatever_the_scale():
+    """Against scipy's ranks; few different values need none."""
+    x = np.random.default_rng(0).normal(size=50).round(1)
+    weight = np.random.default_rng(1).integers(1, 4, size=50)
+    few = np.arange(50.0) % 5
+    learned = learn_columns([x, np.exp(3 * x), few], "abc", weight, 30)
+    names = [name for _, name in encoded_names(learned)]
+    assert names == ["a", "a, ranked", "b", "b, ranked", "c"]
+    z = encode([x, np.exp(3 * x), few], learned)
+    ranks = rankdata(np.repeat(x, weight)) - 0.5
+    expected = norm.ppf(ranks / weight.sum())
+    np.testing.assert_allclose(np.repeat(z[:, 1], weight), expected)
+    np.testing.assert_array_equal(z[:, 3], z[:, 1])
+    far = encode([np.array([-1e9, 1e9])] * 3, learned)
+    np.testing.assert_array_equal(far[:, 1], [z[:, 1].min(), z[:, 1].max()])
+
+
+def test_ranks_of_many_values_are_interpolated():
+    x = np.random.default_rng(0).lognormal(size=1000)
+    z = encode([x], learn_columns([x], "a", np.ones(1000), 30))
+    expected = norm.ppf((rankdata(x) - 0.5) / 1000)
+    inner = np.abs(expected) < 1.5  # the outer knots are far apart
+    np.testing.assert_allclose(z[inner, 1], expected[inner], atol=0.05)
 
 
 def test_unknown_and_rare_levels(table):
@@ -101,7 +127,7 @@ def test_numbers_can_be_marked_as_categories():
     y = np.array([3.0, -1.0, 2.0, 0.0, 5.0])[codes]
     X = np.column_stack([codes, rng.normal(size=200)])
     model = CoulombRegressor(8, categorical_features=[0], random_state=0).fit(X, y)
-    assert len(encoded_names(model.columns_)) == 6
+    assert len(encoded_names(model.columns_)) == 7
     assert model.score(X, y) > 0.999
     for wrong, words in [
         ([7], "must be below 2"),
@@ -358,10 +384,10 @@ def test_slopes_are_those_of_differences(raw_columns):
     X = rng.normal(size=(100, 3))
     model = CoulombRegressor(16, raw_columns=raw_columns, random_state=0)
     model.fit(X, X[:, 0] ** 2)
-    z, step = rng.normal(size=(5, 3)), 1e-5
+    z, step = rng.normal(size=(5, 6)), 1e-5
     slopes = model._slopes(z, model.coef_[:, 0])
-    for j in range(3):
-        shift = step * np.eye(3)[j]
+    for j in range(6):
+        shift = step * np.eye(6)[j]
         up, down = model._design(z + shift), model._design(z - shift)
         expected = (up - down) @ model.coef_[:, 0] / (2 * step)
         np.testing.assert_allclose(slopes[:, j], expected, rtol=1e-5, atol=1e-7)

@@ -303,8 +303,7 @@ class _Path:
         self.candidates, settings = fit.candidates(law), fit.settings
         self.divergences = _DIVERGENCES if settings.joint else _ALIGNED_DIVERGENCES
         counts = settings.n_particles, settings.n_components
-        generator = settings.generator("choice")
-        self.chosen = choose_uniformly(*counts, generator=generator)
+        self.chosen = choose_uniformly(*counts, generator=settings.generator("choice"))
         self.generator = settings.generator("moves")
         self.history: list[dict[str, Any]] = []
 
@@ -567,11 +566,11 @@ class _Fit:
             return draw, torch.zeros(count)
         if sample.size > _ROWS_TO_WEIGH:
             sample = self.some_rows(_ROWS_TO_WEIGH)
-        if self.settings.joint:  # the other energy is exact to the last weight
+        # The alignment alone stays exact: there a weight is a repeated row.
+        if self.settings.joint and self.distinct_rows >= ENOUGH_TO_CHOOSE:
             sample = single(sample, draw.positions)
         objective = self.objective(sample)
-        particles = Particles(draw.positions, torch.zeros(count))
-        particles = particles.to(objective.sample.x.dtype)
+        particles = Particles(draw.positions, torch.zeros(count)).to(sample.x.dtype)
         blocks = (slice(start, start + 512) for start in range(0, count, 512))
         with torch.no_grad():
             parts = [objective.potential(particles.take(block)) for block in blocks]

@@ -74,7 +74,7 @@ _BLOCK = 20_000  # rows whose features are in memory at once
 class _AbstractPredictor(SavedEstimator, BaseEstimator):
     """What the classifier and the regressor share; a final class knows its targets."""
 
-    n_components: int = 512
+    n_components: int = 256
     _: KW_ONLY
     sampler: CoulombSampler | None = None
     alphas: Any = None
@@ -482,8 +482,8 @@ def _lose_part(
 class CoulombClassifier(_AbstractPredictor, ClassifierMixin, BaseEstimator):
     """Classification by learned random features, from tables as they come.
 
-    Numbers are standardised, heavy tails bent, missing values filled and marked,
-    categories become zeros and ones. `CoulombSampler` learns features of them, and a
+    Numbers are standardised, heavy tails bent, ranks put beside; missing values filled
+    and marked; categories become zeros and ones. `CoulombSampler` learns features, a
     linear head sees features and columns. Equal rows are merged first, so an integer
     weight is a repeated row and the order of rows does not matter.
 

@@ -6,11 +6,11 @@ data, so that it can be saved as JSON. A head is a linear model on features and 
 columns, with its penalty chosen inside.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import expit, logsumexp, softmax
+from scipy.special import expit, logsumexp, ndtri, softmax
 
 from coulomb._support.errors import ParameterError
 from coulomb.estimators.base import describe_columns
@@ -19,6 +19,7 @@ from coulomb.estimators.base import describe_columns
 # bent smoothly towards `_KNEE` robust deviations: two rows must not decide a fit.
 _HEAVY, _KNEE = 6.0, 3.0
 _NORMAL_QUARTILES = 1.349  # of a normal law, in standard deviations
+_FEW_VALUES, _KNOTS = 6, 64  # of a column that is also given by its ranks
 _NUMBERS = "biuf"
 
 # Penalties to choose from.
@@ -82,23 +83,22 @@ def learn_columns(
     """
     columns = []
     for name, values in zip(names, table, strict=True):
-        category = values.dtype == object
-        learned = (
-            _learn_category(values, weight, max_categories)
-            if category
-            else _learn_number(values, weight)
-        )
-        columns.append({"name": str(name), "category": category, **learned})
+        column = {"name": str(name), "category": values.dtype == object}
+        if column["category"]:
+            column |= _learn_category(values, weight, max_categories)
+        else:
+            column |= _learn_number(values, weight)
+        columns.append(column)
     return columns
 
 
 def encode(table: Table, columns: list[dict[str, Any]]) -> np.ndarray:
     """Turn a table into numbers: standardised numbers, and zeros and ones.
 
-    Missing numbers take the median, beside an indicator if there were any in training.
-    A category gives one column for each level, one if there are two; levels beyond the
-    most frequent share a column. A value that training did not know goes there too, or
-    else counts as the average row.
+    Numbers of many values give their normal scores, too. Missing numbers take the
+    median, beside an indicator if training had any. A category gives a column for each
+    level, one if there are two; levels beyond the most frequent share one. A value that
+    training did not know goes there too, or else counts as the average row.
 
     Examples
     --------
@@ -125,6 +125,7 @@ def encoded_names(columns: list[dict[str, Any]]) -> list[tuple[int, str]]:
             found += [(j, f"{name}, rare")] * column["rare"]
         else:
             found += [(j, name)] * column["varies"]
+            found += [(j, f"{name}, ranked")] * bool(column.get("ranks"))
         found += [(j, f"{name} missing")] * column["missing"]
     return found
 
@@ -272,7 +273,19 @@ def _learn_number(values: np.ndarray, weight: np.ndarray) -> dict[str, Any]:
             width = (high - low) / _NORMAL_QUARTILES
             learned["bent"] = [fill, width if width > 0 else float(scale[0])]
             mean, scale, _ = describe_columns(_bend(filled, learned)[:, None], weight)
+        learned["ranks"] = _learn_ranks(known, share)
     return learned | {"mean": float(mean[0]), "scale": float(scale[0])}
+
+
+def _learn_ranks(values: np.ndarray, weight: np.ndarray) -> list[list[float]] | None:
+    """Find normal scores of some values; few different ones need none."""
+    found, where = np.unique(values, return_inverse=True)
+    if len(found) < _FEW_VALUES:
+        return None
+    mass = np.bincount(where, weight)
+    scores = ndtri((np.cumsum(mass) - mass / 2) / mass.sum())
+    some = np.linspace(0, len(found) - 1, min(len(found), _KNOTS)).astype(int)
+    return [found[some].tolist(), scores[some].tolist()]
 
 
 def _bend(values: np.ndarray, column: dict[str, Any]) -> np.ndarray:
@@ -289,8 +302,10 @@ def _encode_number(values: np.ndarray, column: dict[str, Any]) -> np.ndarray:
     missing = np.isnan(values)
     parts = []
     if column["varies"]:
-        filled = _bend(np.where(missing, column["fill"], values), column)
-        parts.append((filled - column["mean"]) / column["scale"])
+        filled = np.where(missing, column["fill"], values)
+        parts.append((_bend(filled, column) - column["mean"]) / column["scale"])
+        if ranks := column.get("ranks"):  # not in files of old
+            parts.append(np.interp(filled, *ranks))
     if column["missing"]:
         parts.append(missing.astype(np.float64))
     return np.column_stack([np.empty((len(values), 0)), *parts])
@@ -364,9 +379,9 @@ def fit_ridge(
     losses = path.losses(design, centred, weight) / path.mass
     best = int(losses.argmin())
     coef, intercept = path.coefficients(best)
-    held_out = targets - path.left_out(path.rotated(design), centred, weight, best)
+    (errors,) = path.left_out(design, centred, weight, slice(best, best + 1))
     intercept += level - origin @ coef
-    return Head(coef, intercept, float(alphas[best]), losses, held_out)
+    return Head(coef, intercept, float(alphas[best]), losses, targets - errors)
 
 
 class RidgeSums(NamedTuple):
@@ -428,22 +443,19 @@ class RidgePath(NamedTuple):
         self, design: np.ndarray, targets: np.ndarray, weight: np.ndarray
     ) -> np.ndarray:
         """Sum the leave-one-out losses of some rows, one for each penalty."""
-        rows, count = self.rotated(design), range(self.shrinking.shape[1])
-        errors = (self.left_out(rows, targets, weight, k) for k in count)
+        errors = self.left_out(design, targets, weight, slice(None))
         return np.array([(weight @ each**2).sum() for each in errors])
 
-    def rotated(self, design: np.ndarray) -> np.ndarray:
-        """Write rows in the eigenbasis, about the mean."""
-        return (design - self.mean) @ self.vectors
-
     def left_out(
-        self, rows: np.ndarray, targets: np.ndarray, weight: np.ndarray, k: int
-    ) -> np.ndarray:
-        """Give errors of rotated rows by regressions that have not seen them."""
-        shrinking = self.shrinking[:, [k]]
-        leverages = weight[:, None] * (1.0 / self.mass + rows**2 @ shrinking)
-        residuals = targets - self.level - rows @ (shrinking * self.cross)
-        return residuals / np.maximum(1.0 - leverages, 1e-10)
+        self, design: np.ndarray, targets: np.ndarray, weight: np.ndarray, k: slice
+    ) -> Iterator[np.ndarray]:
+        """Give errors of rows by regressions that have not seen them."""
+        rows = (design - self.mean) @ self.vectors
+        reaches = rows**2 @ self.shrinking[:, k]
+        for shrunk, reach in zip(self.shrinking.T[k], reaches.T, strict=True):
+            leverages = weight * (1.0 / self.mass + reach)
+            residuals = targets - self.level - rows @ (shrunk[:, None] * self.cross)
+            yield residuals / np.maximum(1.0 - leverages, 1e-10)[:, None]
 
     def coefficients(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Give slopes and intercept for a penalty."""
