@@ -57,6 +57,7 @@ PAGES = {
     "particles": [
         *("coulomb.features", "coulomb.interactions", "coulomb.domains"),
         *("coulomb.energy", "coulomb.objectives", "coulomb.dynamics"),
+        "coulomb.kernels",
     ],
     "attention": ["coulomb.attention"],
     "linearise": ["coulomb.linearise"],
@@ -112,6 +113,16 @@ def public_names(module_name):
     ]
 
 
+def tell_data(full, thing):
+    """Say what is in a public constant: its names, or the whole of it."""
+    module, _, name = full.rpartition(".")
+    if name[0] == "_" or name not in getattr(sys.modules[module], "__all__", ()):
+        return []
+    held = thing if hasattr(thing, "__iter__") else [thing]
+    told = f"{type(thing).__name__}: {', '.join(f'`{each}`' for each in held)}"
+    return [name, "-" * len(name), "", f".. py:data:: {full}", "", f"   {told}", ""]
+
+
 def write_reference(app):
     """Write the pages of the reference, before they are read."""
     folder = Path(app.srcdir) / "api"
@@ -124,8 +135,10 @@ def write_reference(app):
             lines += [f".. automodule:: {module}", "   :no-members:", ""]
             for name, thing in sorted(public_names(module), key=lambda x: x[0].lower()):
                 kind = "function" if inspect.isfunction(thing) else "class"
-                documented = inspect.isfunction(thing) or inspect.isclass(thing)
-                if not documented or thing in seen:
+                if not (inspect.isfunction(thing) or inspect.isclass(thing)):
+                    lines += tell_data(f"{module}.{name}", thing)
+                    continue
+                if thing in seen:
                     continue
                 seen.add(thing)
                 home = module if hasattr(sys.modules[module], name) else None

@@ -2,7 +2,9 @@
 
 import functools
 import http.server
+import importlib
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -14,6 +16,7 @@ from urllib.parse import unquote
 import pytest
 from playwright.sync_api import sync_playwright
 
+import coulomb
 from coulomb import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +90,22 @@ def test_links_of_the_site_lead_somewhere(site):
                 broken.append(f"{page.relative_to(site)}: {link}")
     assert not broken, "\n".join(broken)
     assert len(pages) > 40
+
+
+def test_every_exported_name_has_an_entry(site):
+    pages = (site / __version__).glob("api/*.html")
+    text = "".join(page.read_text("utf-8") for page in pages)
+    entries = re.findall(r'<dt[^>]*\bid="coulomb\.([^"]+)"', text)
+    known = {each.rpartition(".")[2] for each in entries}
+    parts = [part.name for part in pkgutil.iter_modules(coulomb.__path__)]
+    modules = ["coulomb", *(f"coulomb.{part}" for part in parts if part[0] != "_")]
+    missing = [
+        f"{module}.{name}"
+        for module in modules
+        for name in getattr(importlib.import_module(module), "__all__", ())
+        if name not in known and not name.startswith("_")
+    ]
+    assert not missing, "\n".join(missing)
 
 
 @pytest.fixture(scope="module")
