@@ -35,9 +35,10 @@ def site(tmp_path_factory):
         shutil.copy(ROOT / name, folder)
     # A version that was built before lies beside: it has a first page, and one more.
     older = folder / "site" / "0.0.9"
+    icon = f'<link rel="icon" href="../{__version__}/_static/favicon.svg">'
     older.mkdir(parents=True)
     for name in ("index.html", "roadmap.html", "objects.inv"):
-        (older / name).write_text("<!doctype html><title>older</title>", "utf-8")
+        (older / name).write_text(f"<!doctype html><title>older</title>{icon}", "utf-8")
     command = [sys.executable, "-m", "sphinx", "-qW", "--keep-going", "docs"]
     subprocess.run(
         [*command, f"site/{__version__}"],
