@@ -256,6 +256,18 @@ def test_reports_of_transformers_hold_nothing_of_a_file(shape, box, tmp_path):
         assert name in child.told()
 
 
+@pytest.mark.parametrize("name", ["num_labels", "type_vocab_size"])
+def test_sizes_of_a_model_are_checked_before_it_is_described(name, box, tmp_path):
+    """A description names every label: a billion of them are 100 GB."""
+    here = tmp_path / "box"
+    shutil.copytree(box, here)
+    file = here / "bert" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {name: 10**9}))
+    child = Child(lambda: LINEARISE["kernels"](here), tmp_path, memory=MEMORY)
+    assert child.end() == 2, child.told()
+    assert f"`{name}` of config.json cannot be 1000000000" in child.told()
+
+
 def test_the_name_of_a_folder_adds_nothing_to_a_model_card():
     evil = "bert: [\n---\nlicense: mit\x1b[2J"
     model = SimpleNamespace(name_or_path=f"models/{evil}", config=SimpleNamespace())

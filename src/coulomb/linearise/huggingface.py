@@ -38,6 +38,7 @@ ATTENTION = "coulomb"
 # Nothing is fetched, nothing is run, nothing is unpickled.
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 _SIZES = ("vocab_size", "hidden_size", "dim", "intermediate_size", "hidden_dim")
+_TABLES = ("max_position_embeddings", "type_vocab_size", "num_labels")
 _COUNTS = ("num_hidden_layers", "n_layers", "num_attention_heads", "n_heads")
 
 
@@ -69,16 +70,32 @@ def reading(folder: Path) -> Iterator[Any]:
         )
     for path in sorted(folder.glob("*.json")):
         check_tokenizer(read_json(path, finite=False), str(path))
-    auto = transformers().AutoConfig
+    _check_sizes(folder)  # before labels that nobody has are named
     with retold(f"{folder} is not a model that transformers can load"), quietly():
-        yield auto.from_pretrained(folder, **LOCAL)
+        yield transformers().AutoConfig.from_pretrained(folder, **LOCAL)
+
+
+def _check_sizes(folder: Path) -> None:
+    config = read_json(folder / "config.json", finite=False)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        shapes |= read_shapes(path)
+    largest = max((size for shape in shapes.values() for size in shape), default=0)
+    most = dict.fromkeys((*_SIZES, *_TABLES), largest)
+    most |= dict.fromkeys(_COUNTS, len(shapes))
+    for name, limit in most.items():
+        size = config.get(name, 1) if isinstance(config, dict) else None
+        if not isinstance(size, int) or not 0 < size <= limit:
+            raise FileFormatError(
+                f"{folder}: `{name}` of config.json cannot be {size!r:.40} with the "
+                f"weights there, {len(shapes)} tensors and no side above {largest}."
+            )
 
 
 def load_tokenizer(folder: Path, **options: Any) -> Any:
     """Load a tokenizer that cuts texts into tokens which its model has."""
     with reading(folder) as config:
-        auto = transformers().AutoTokenizer
-        found = auto.from_pretrained(folder, **LOCAL, **options)
+        found = transformers().AutoTokenizer.from_pretrained(folder, **LOCAL, **options)
         if len(found) > config.vocab_size:
             raise FileFormatError(
                 f"{folder}: {len(found)} tokens, but the model has {config.vocab_size}."
@@ -89,20 +106,6 @@ def load_tokenizer(folder: Path, **options: Any) -> Any:
 
 def load_weights(kind: Any, folder: Path, **options: Any) -> Any:
     """Load a model whose weights are all there, finite, and as large as it says."""
-    config = read_json(folder / "config.json", finite=False)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        shapes |= read_shapes(path)
-    largest = max((size for shape in shapes.values() for size in shape), default=0)
-    most = dict.fromkeys(_SIZES, largest) | dict.fromkeys(_COUNTS, len(shapes))
-    most["max_position_embeddings"] = largest
-    for name, limit in most.items():
-        size = config.get(name, 1) if isinstance(config, dict) else None
-        if not isinstance(size, int) or not 0 < size <= limit:
-            raise FileFormatError(
-                f"{folder}: `{name}` of config.json cannot be {size!r:.40} with the "
-                f"weights there, {len(shapes)} tensors and no side above {largest}."
-            )
     asked = {"use_safetensors": True, "ignore_mismatched_sizes": True}
     model, told = kind.from_pretrained(
         folder, output_loading_info=True, **asked, **LOCAL, **options
