@@ -106,7 +106,7 @@ class HeadParticles(NamedTuple):
         temperature = getattr(self.feature_map, "temperature", 1.0)
         queries, keys = (self.positions / temperature).chunk(2, dim=-1)
         phi_q, phi_k = (
-            x @ side[..., :dim].transpose(-1, -2) + side[..., dim].unsqueeze(-2)
+            (x @ side[..., :dim].transpose(-1, -2)).add_(side[..., dim].unsqueeze(-2))
             for x, side in ((q, queries), (k, keys))
         )
         weight, top = key_weight(k, self.key_tilt, key_mask)
@@ -150,10 +150,8 @@ class HeadParticles(NamedTuple):
         q, k, values = (x.to(dtype) for x in (q, k, v))
         full, dim = self.to(q), q.shape[-1]
         if self.window:
-            all_near = q.shape[2] <= self.window + 1
-            far = None if all_near else full._far(q, k, key_mask)
-            out = near_attention(q, k, values, key_mask, self.window, far)
-            return out.to(v.dtype)
+            far = full._far(q, k, key_mask)
+            return near_attention(q, k, values, key_mask, self.window, far).to(v.dtype)
         weight = tilted(k, full.key_tilt)
         q, k = self._scaled(q, k)
         # In the order of the projections, so that heads are joined without a copy.
@@ -239,7 +237,7 @@ def near_attention(
 ) -> Tensor:
     """Attend exactly to keys at most `window` away, and by features to the others.
 
-    Blocks of queries meet their own block of keys and the two beside it. What the
+    Blocks of queries meet their own block of keys and a window on either side. What the
     features gave to keys of the band is taken away again:
     `sum_near exp(s_ij) v_j + exp(c_i) (sum_j R_ij v_j - sum_near R_ij v_j)`.
 
@@ -249,45 +247,51 @@ def near_attention(
     >>> near_attention(x, x, v, None, 1).flatten()
     tensor([0.5000, 1.0000, 2.0000, 3.0000, 3.5000])
     """
-    n, dim = q.shape[2:]
+    batch, heads, n, dim = q.shape
     size = max(window, 8)
-    rest = -n % size
+    room, wide = -(n + window) % size + window, size + 2 * window
     real = torch.ones_like(k[:, :1, :, 0], dtype=torch.bool)
     real = real if key_mask is None else real & key_mask.unsqueeze(1)
-    values = functional.pad(v, (0, 1), value=1.0)
+    values = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
     if key_mask is not None:
         values = values.masked_fill(~real.unsqueeze(-1), 0)
         k = k.masked_fill(~real.unsqueeze(-1), 0)
 
-    def blocks(x: Tensor) -> Tensor:  # (batch, head, block, size, columns)
-        padded = functional.pad(x, (0, 0, 0, rest))
-        return padded.view(*x.shape[:2], -1, size, x.shape[3])
+    # Sequences follow one another with nothing between them for as long as a window, so
+    # that blocks that overlap are views of one array, and products need no copies.
+    def spaced(x: Tensor) -> Tensor:
+        return torch.cat([x, x.new_zeros(*x.shape[:2], room, x.shape[3])], dim=2)
 
-    def around(x: Tensor) -> Tensor:  # (batch, head, block, columns, 3 size)
-        padded = functional.pad(x, (0, 0, size, size + rest))
-        return padded.unfold(2, 3 * size, size)
+    def blocks(x: Tensor) -> Tensor:  # (all blocks, size, columns)
+        return x.view(-1, size, x.shape[3])
 
-    band = in_band(None, 3 * size, 3 * size, window, q.device)[size : 2 * size]
-    near = band & around(real.unsqueeze(-1))
-    scores = blocks(q) @ around(k) * dim**-0.5
-    scores = scores.masked_fill(~near, -torch.inf)
+    def around(x: Tensor) -> Tensor:  # (all blocks, columns, size + 2 window)
+        end = x.new_zeros(window, x.shape[3])
+        return torch.cat([end, spaced(x).flatten(0, 2), end]).unfold(0, wide, size)
+
+    def grouped(x: Tensor) -> Tensor:  # (batch, head, block, size, columns)
+        return x.view(batch, heads, -1, *x.shape[1:])
+
+    band = in_band(None, wide, wide, window, q.device)[window : window + size]
+    near = band & around(real.unsqueeze(-1)).view(batch, 1, -1, 1, wide)
+    scores = blocks(spaced(q * dim**-0.5)) @ around(k)
+    grouped(scores).add_(near.to(q.dtype).log())
     top = scores.detach().amax(dim=-1, keepdim=True)
     if far is None:
-        weights = (scores - top.nan_to_num(neginf=0.0)).exp()
-        out = weights @ around(values).transpose(-1, -2)
+        out = (scores - top.nan_to_num(neginf=0.0)).exp() @ around(values).mT
     else:
-        phi_q, phi_k, scale = far
+        phi_q, phi_k, scale = spaced(far[0]), far[1], blocks(spaced(far[2]))
         total = blocks(phi_q @ (phi_k.transpose(-1, -2) @ values))
-        products = (blocks(phi_q) @ around(phi_k)).masked_fill(~near, 0)
+        products = blocks(phi_q) @ around(phi_k)
+        grouped(products).mul_(near)
         # Below rounding nothing is left for keys outside of the band.
         left = total[..., -1:] - products.sum(dim=-1, keepdim=True)
         few = 64 * torch.finfo(q.dtype).eps
-        scale = blocks(scale)
         top = torch.maximum(top, scale.detach())
         factor = (scale - top).exp() * (left > few * total[..., -1:])
-        weights = (scores - top).exp() - factor * products
-        out = factor * total + weights @ around(values).transpose(-1, -2)
-    out = out.flatten(2, 3)[:, :, :n]
+        weights = torch.addcmul((scores - top).exp(), factor, products, value=-1)
+        out = torch.addcmul(weights @ around(values).mT, factor, total)
+    out = grouped(out).flatten(2, 3)[:, :, :n]
     # In the order of the projections, so that heads are joined without a copy.
     total = out[..., -1:].clamp_min(torch.finfo(q.dtype).tiny)
     out = (out[..., :-1] / total).transpose(1, 2).contiguous()
