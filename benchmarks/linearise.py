@@ -4,6 +4,8 @@
     python benchmarks/linearise.py --json FILE --only quality --seeds 0,1 --windows 8,0
     python benchmarks/linearise.py --json FILE --only quality --models landmarks,favor
     python benchmarks/linearise.py --json FILE --only speed --threads 2
+    python benchmarks/linearise.py --json FILE --only batches --threads 2
+    python benchmarks/linearise.py --json FILE --only long --length 2048
     python benchmarks/linearise.py --json FILE --only ablations
     python benchmarks/linearise.py --json FILE --limit imdb=500,sst2=8000 --probes mrpc
 
@@ -41,7 +43,7 @@ from coulomb.features import (
     feature_maps,
     projections,
 )
-from coulomb.linearise import linearise
+from coulomb.linearise import linearise, linearised_heads
 from coulomb.linearise.api import cosine_with, measure_speed, random_student
 from coulomb.linearise.fit import AbstractImitation, imitations, pool
 from coulomb.linearise.heads import HeadParticles, softmax_scores
@@ -267,14 +269,17 @@ def fitted(
     records: Records,
     cache: Path,
     key: dict[str, Any],
+    more: dict[str, Any] | None = None,
 ) -> Any:
     from coulomb.linearise import load_pretrained
 
-    folder = cache / "-".join(["model", *map(str, key.values())])
+    more = more or {}
+    parts = map(str, (*key.values(), *more.values()))
+    folder = cache / "-".join(["model", *parts])
     if (folder / "config.json").exists():
         return load_pretrained(folder)
-    fast, row = timed_fit(model, tokenizer, data, **key)
-    records.add(part="fit", **row)
+    fast, row = timed_fit(model, tokenizer, data, **key, **more)
+    records.add(part="fit", **row, **more)
     fast.save_pretrained(folder)
     return fast
 
@@ -288,10 +293,17 @@ def timed_fit(
     n_features: int,
     window: int = 8,
     model: str = "learned",
+    **more: Any,
 ) -> tuple[Any, dict[str, Any]]:
     texts, begun = data.fit_texts(seed), time.perf_counter()
     rows = n_features // 2 if model == "hedgehog" else n_features
-    options = {"seed": seed, "window": window, "n_features": rows, **KINDS[model]}
+    options = {
+        "seed": seed,
+        "window": window,
+        "n_features": rows,
+        **KINDS[model],
+        **more,
+    }
     fast: Any = linearise(teacher, tokenizer, texts, measure=False, **options)
     row = {"model": model, "n_features": n_features, "window": window, "seed": seed}
     row |= {"wall": time.perf_counter() - begun}
@@ -308,10 +320,7 @@ def run_speed(records: Records, data: Data, options: argparse.Namespace) -> None
     if not records.find(part="fit time", threads=torch.get_num_threads()):
         _, row = timed_fit(model, tokenizer, data, seed=0, n_features=64)
         records.add(part="fit time", **row)
-    fast = linearise(
-        model, tokenizer, data.fit_texts(0, 60, 4), steps=0, distil_steps=0,
-        n_features=64, measure=False, max_tokens=3000,
-    )  # fmt: skip  # particles at their start cost what learned ones do
+    fast = untrained(model, 64)
     text = encode(tokenizer, data.fit_texts(0, 0, 1), 128)
     for length in LENGTHS:
         key = {"part": "speed", "length": length, "threads": torch.get_num_threads()}
@@ -331,6 +340,66 @@ def run_speed(records: Records, data: Data, options: argparse.Namespace) -> None
         records.add(**key, **row)
 
 
+def run_batches(records: Records, data: Data, options: argparse.Namespace) -> None:
+    """Time batches of 32 real texts, as they come and sorted by length.
+
+    Models take turns, batch after batch; the sum of the best times counts. `padded` may
+    not leave the padding out.
+    """
+    model, tokenizer = load_minilm()
+    count = options.features[0]
+    models = {"softmax": model, "linear": untrained(model, count)}
+    models["padded"] = untrained(model, count)
+    vars(models["padded"])["packs_padding"] = False
+    sentences = data.read("rotten_tomatoes", "test", 128)["text"]
+    reviews = data.read("imdb", "test", 64)["text"]
+    mixed = [*sentences[:32], *reviews[:32]]
+    order = np.random.default_rng(0).permutation(len(mixed))
+    sets = {"sentences": (sentences, 128), "reviews, 256": (reviews, 256)}
+    sets |= {"reviews, 512": (reviews, 512)}
+    sets |= {"both, 512": ([mixed[i] for i in order], 512)}
+    for (name, (texts, length)), by_length in product(sets.items(), (False, True)):
+        key = {"part": "batches", "name": name, "by_length": by_length}
+        key |= {"threads": torch.get_num_threads(), "clock": options.clock}
+        key |= {"n_features": count}
+        if records.find(**key):
+            continue
+        texts = sorted(texts, key=len) if by_length else texts
+        parts = [texts[i : i + 32] for i in range(0, len(texts), 32)]
+        cut = [dict(encode(tokenizer, part, length)) for part in parts]
+        real = sum(int(b["attention_mask"].sum()) for b in cut)
+        whole = sum(b["attention_mask"].numel() for b in cut)
+        times = in_turns(models, cut, options.clock)
+        records.add(**key, **times, real=real / whole)
+
+
+@torch.no_grad()
+def in_turns(
+    models: dict[str, Any], batches: list[Any], clock: str, repeats: int = 2
+) -> dict[str, float]:
+    now, sums = CLOCKS[clock], dict.fromkeys(models, 0.0)
+    for batch in batches:
+        best = dict.fromkeys(models, float("inf"))
+        for turn, (name, model) in product(range(repeats + 1), models.items()):
+            begun = now()
+            model(**batch)
+            if turn:  # the first warms up
+                best[name] = min(best[name], now() - begun)
+        sums = {name: sums[name] + best[name] for name in models}
+    return sums
+
+
+def untrained(model: Any, n_features: int) -> Any:
+    """Give an encoder drawn particles, which cost what learned ones do."""
+    settings = {"feature_map": "softmaxfeat", "window": 8}
+    fast = with_linearised_heads(
+        model, exact_heads=[()] * 6, n_features=n_features, **settings
+    )
+    for heads in linearised_heads(fast):
+        heads.draw(generator=torch.Generator().manual_seed(0))
+    return fast.eval()
+
+
 def _peak(kind: str, length: int, options: argparse.Namespace) -> float:
     command = [sys.executable, __file__, "--json", str(options.json)]
     command += ["--threads", str(options.threads), "--peak", kind, str(length)]
@@ -343,8 +412,7 @@ def print_peak(kind: str, length: int) -> None:
     """Print how many MB the process grows beyond the loaded model (Linux)."""
     model = with_positions(load_minilm()[0], length)
     if kind == "linear":
-        settings = {"n_features": 64, "feature_map": "softmaxfeat", "window": 8}
-        model = with_linearised_heads(model, exact_heads=[()] * 6, **settings).eval()
+        model = untrained(model, 64)
     model(input_ids=torch.full((1, 16), 2000))
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = _kilobytes("VmRSS")
@@ -355,6 +423,117 @@ def print_peak(kind: str, length: int) -> None:
 def _kilobytes(name: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def run_long(records: Records, data: Data, options: argparse.Namespace) -> None:
+    """Compare ways to embed long texts: cut them, average pieces, or read them whole.
+
+    Halves: which second half belongs to which first half, of the longest reviews.
+    Joined: the class of reviews of one class that follow one another.
+    """
+    model, tokenizer = load_minilm()
+    ways: dict[str, Any] = {"cut at 512": model, "pieces of 512": model}
+    ways["repeated positions"] = with_positions(model, options.length)
+    ways["stretched positions"] = stretched(model, options.length)
+    key = {"model": "learned", "n_features": options.features[0], "window": 8}
+    key |= {"seed": options.seeds[0]}
+    more = {"max_length": options.length}
+    ways["linear"] = fitted(model, tokenizer, data, records, options.cache, key, more)
+    pair = HALVES[options.halves]
+    reviews = sorted(data.read("imdb", pair[0])["text"], key=len)[-pair[1] :]
+    cut = [(t[: len(t) // 2], t[len(t) // 2 :]) for t in reviews]
+    for way, encoder in ways.items():
+        if options.ways and way not in options.ways:
+            continue
+        named = {"part": "long", "way": way, "length": options.length}
+        name = f"{way}-{options.length}-{options.features[0]}".replace(" ", "-")
+        embedder = LongEmbedder(name, encoder, tokenizer, options.cache)
+        embedder.pieces = way.startswith("pieces")
+        length = 512 if way.endswith("512") else options.length
+        task = f"halves, {options.halves}"
+        if not records.find(**named, task=task):
+            sides = [
+                embedder(f"halves-{options.halves}-{i}", [p[i] for p in cut], length)
+                for i in range(2)
+            ]
+            near = sides[0] @ sides[1].T
+            found = [
+                (near.argmax(axis=a) == np.arange(len(cut))).mean() for a in (1, 0)
+            ]
+            first, second = map(float, found)
+            records.add(**named, task=task, first=first, second=second, rows=len(cut))
+        if options.joined and not records.find(**named, task="joined"):
+            parts = {}
+            for split in ("train", "test"):
+                texts, labels = joined(
+                    data, tokenizer, split, options.length, options.joined
+                )
+                begun = time.process_time()
+                x = embedder(f"joined-{split}", texts, length)
+                parts[split] = x, np.array(labels)
+                seconds = (time.process_time() - begun) / len(texts)
+            probe = LogisticRegression(C=PROBE_C, max_iter=2000).fit(*parts["train"])
+            row = {"value": float(probe.score(*parts["test"])), "seconds": seconds}
+            records.add(**named, task="joined", rows=options.joined, **row)
+
+
+HALVES = {"validation": ("train", 60), "test": ("test", 200)}  # split, and how many
+
+
+class LongEmbedder(Embedder):
+    """Embeddings of whole texts, or means of those of their pieces."""
+
+    pieces = False
+
+    def __call__(self, key: str, texts: Sequence[str], length: int) -> np.ndarray:
+        if not self.pieces:
+            return super().__call__(key, texts, length)
+        inner = length - self.tokenizer.num_special_tokens_to_add()
+        parts, owners = [], []
+        for number, text in enumerate(texts):
+            ids = self.tokenizer(text, return_offsets_mapping=True, verbose=False)
+            spans = [span for span in ids["offset_mapping"] if span[0] < span[1]]
+            for i in range(0, len(spans), inner):
+                some = spans[i : i + inner]
+                parts.append(text[some[0][0] : some[-1][1]])
+                owners.append(number)
+        x = super().__call__(key, parts, length)
+        sums = np.zeros((len(texts), x.shape[1]))
+        np.add.at(sums, owners, x)
+        return sums / np.linalg.norm(sums, axis=1, keepdims=True)
+
+
+def joined(
+    data: Data, tokenizer: Any, split: str, length: int, count: int
+) -> tuple[list[str], list[int]]:
+    """Join reviews of one class until a text has `length` tokens, half of each."""
+    table = data.read("imdb", split)
+    texts: list[str] = []
+    for label in (0, 1):
+        rows = (
+            text
+            for text, its in zip(table["text"], table["label"], strict=True)
+            if its == label
+        )
+        for _ in range(count // 2):
+            words, size = "", 0
+            while size < length:
+                words += " " + (review := next(rows))
+                size += len(tokenizer(review, verbose=False)["input_ids"])
+            texts.append(words)
+    return texts, [0] * (count // 2) + [1] * (count // 2)
+
+
+@torch.no_grad()
+def stretched(model: Any, count: int) -> Any:
+    """Copy an encoder whose positions are interpolated in place of repeated."""
+    longer = with_positions(model, count)
+    old = model.embeddings.position_embeddings.weight
+    new = torch.nn.functional.interpolate(
+        old.T[None], size=count, mode="linear", align_corners=True
+    )
+    longer.embeddings.position_embeddings.weight.copy_(new[0].T)
+    return longer
 
 
 @feature_maps.add("hedgehog")
@@ -505,7 +684,13 @@ def _limits(text: str) -> dict[str, int]:
     return {name: int(count) for name, count in pairs}
 
 
-PARTS = {"quality": run_quality, "speed": run_speed, "ablations": run_ablations}
+PARTS = {
+    "quality": run_quality,
+    "speed": run_speed,
+    "batches": run_batches,
+    "long": run_long,
+    "ablations": run_ablations,
+}
 
 
 def main() -> None:
@@ -523,6 +708,12 @@ def main() -> None:
     parser.add_argument("--models", default=["random", "learned"], **words)
     parser.add_argument(
         "--names", type=lambda text: text.split(";"), help="ablations, ; between"
+    )
+    parser.add_argument("--length", type=int, default=2048, help="of long texts")
+    parser.add_argument("--halves", choices=list(HALVES), default="test")
+    parser.add_argument("--joined", type=int, default=80, help="texts of each split")
+    parser.add_argument(
+        "--ways", type=lambda text: text.split(";"), help="of long texts, ; between"
     )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
