@@ -15,6 +15,7 @@ from coulomb.text.evaluate import (
     entity_metrics,
     expected_calibration_error,
     paper_calibration_error,
+    tags_beside_words,
     word_metrics,
 )
 
@@ -158,3 +159,15 @@ def test_bag_of_words_of_pairs_and_of_many_classes():
     assert bag_of_words_baseline(three)["accuracy"] == 1.0
     with pytest.raises(CoulombError, match="must be 'unigrams'"):
         bag_of_words_baseline(three, "nb-bigrams")
+
+
+def test_the_usual_tag_of_each_word():
+    """`a` is N twice, V once; a word that training lacks gets the most common tag."""
+    train = [["a", "b"], ["a", "a"], ["c"]], [["N", "V"], ["N", "V"], ["V"]]
+    rows = [["a", "b", "new"]], [["N", "N", "V"]]
+    corpus = build_corpus("tags", train, validation=rows)
+    found = tags_beside_words(corpus, {"accuracy": 1.0})
+    assert found["rows"] == 1
+    assert found["model"] == {"accuracy": 1.0}
+    assert found["bag_of_words"]["accuracy"] == pytest.approx(2 / 3)
+    assert found["bag_of_words"]["words"] == 3

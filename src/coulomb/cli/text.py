@@ -315,11 +315,17 @@ def _print_end(folder: Path, found: dict[str, Any], told: Sequence[str] = ()) ->
 def _print_beside(seen: dict[str, Any]) -> None:
     """Print a run beside a bag of words on the validation rows, and which is better."""
     own, bag = seen["model"], seen["bag_of_words"]
-    if "r2" in own:
-        both = [(name, _shown(own[name]), _shown(bag[name])) for name in own]
+    if "temperature" not in own:
+        both = [
+            (name, _shown(value), _shown(bag[name]))
+            for name, value in own.items()
+            if not isinstance(value, dict)
+        ]
         title = f"validation, {seen['rows']} texts"
-        output.print_table(title, ("", "this run", "a bag of words"), both)
-        _print_better(own["r2"], bag["r2"], seen["error"])
+        rival = "a bag of words" if "r2" in own else "each word's usual tag"
+        output.print_table(title, ("", "this run", rival), both)
+        judged = next(x for x in ("r2", "entity_f1", "accuracy") if x in own)
+        _print_better(own[judged], bag[judged], seen.get("error"), rival)
         return
     names = "accuracy log_loss ece temperature"
     columns = f"{names} log_loss_at_temperature ece_at_temperature".split()
@@ -335,11 +341,17 @@ def _print_beside(seen: dict[str, Any]) -> None:
     _print_better(own["accuracy"], bag["accuracy"], seen["error"])
 
 
-def _print_better(own: float | None, bag: float | None, error: float) -> None:
-    if own is not None and bag is not None and bag >= own:
-        how = "better" if bag > own else "as good"
-        told = f"standard error of the difference {error:.4f}"
-        output.say(f"The bag of words is {how} on these rows ({told}).")
+def _print_better(
+    own: float | None,
+    rival: float | None,
+    error: float | None,
+    name: str = "a bag of words",
+) -> None:
+    if own is not None and rival is not None and rival >= own:
+        how = "better" if rival > own else "as good"
+        told = error and f" (standard error of the difference {error:.4f})"
+        name = name.replace("a bag", "the bag").capitalize()
+        output.say(f"{name} is {how} on these rows{told or ''}.")
 
 
 def _print_metrics(metrics: dict[str, Any], split: str, rows: int) -> None:

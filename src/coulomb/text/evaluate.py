@@ -1,6 +1,7 @@
 """Metrics of classifiers and taggers, what a model says of a split, bags of words."""
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -385,13 +386,30 @@ def score_split(
     if model.settings.head == "sequence":
         return dict(classification_metrics(split.labels, scores.exp().numpy()))
 
-    def named(tags: Sequence[Sequence[Any]]) -> list[list[str]]:
-        return [[str(tag) for tag in row] for row in tags]
+    return _score_tags(split, tag_words(rows, scores, classes), classes)
 
-    true = named([[classes[number] for number in row] for row in split.labels])
+
+def _score_tags(
+    split: Split, guess: list[list[Any]], classes: tuple[Any, ...]
+) -> dict[str, Any]:
+    true = [[str(classes[number]) for number in row] for row in split.labels or ()]
     marked = judged_by("token", classes) == "entity_f1"
     metrics = entity_metrics if marked else word_metrics
-    return metrics(true, named(tag_words(rows, scores, classes)))
+    return metrics(true, [[str(tag) for tag in row] for row in guess])
+
+
+def tags_beside_words(corpus: Corpus, own: dict[str, Any]) -> dict[str, Any]:
+    """Put the tag that each word has most often beside a model, on validation texts."""
+    train, rows = corpus.split("train"), corpus.split("validation")
+    counts: dict[str, Counter[int]] = defaultdict(Counter)
+    for words, tags in zip(train.texts, train.labels or (), strict=True):
+        for word, tag in zip(words, tags, strict=True):
+            counts[word][tag] += 1
+    (most, _), *_ = sum(counts.values(), Counter()).most_common(1)
+    usual = {word: found.most_common(1)[0][0] for word, found in counts.items()}
+    guess = [[corpus.classes[usual.get(w, most)] for w in text] for text in rows.texts]
+    words_alone = _score_tags(rows, guess, corpus.classes)
+    return {"rows": len(rows), "model": own, "bag_of_words": words_alone}
 
 
 KINDS = ("unigrams", "nb-bigrams")

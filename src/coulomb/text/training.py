@@ -40,6 +40,7 @@ from coulomb.text.evaluate import (
     log_probabilities,
     logits_of,
     score_split,
+    tags_beside_words,
 )
 from coulomb.text.pretrained import LAYERS, PretrainedEncoder, complete, fit_head
 from coulomb.text.run_folder import CHECKPOINT, Checkpoint, Store, check_tensors
@@ -598,7 +599,10 @@ class Trainer:
             whole, facts = complete(whole, setup, self.store.folder)
             weights = {name: x.clone() for name, x in whole.state_dict().items()}
         self.model = setup.trimmed(whole)
-        if not facts and self.store.folder is not None and corpus.kind == "sequence":
+        if self.store.folder is not None and corpus.kind == "token":
+            beside = tags_beside_words(corpus, self._score("validation"))
+            facts = {"validation": beside}
+        elif not facts and self.store.folder is not None:
             scores = log_probabilities(self.model, setup.rows["validation"])
             facts = {"validation": beside_bag_of_words(corpus, scores)}
         found = self._score(corpus.reported_on)
