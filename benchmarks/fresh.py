@@ -9,6 +9,7 @@ learned features and draws their directions anew, and is the mean of three draws
 *shuffled* has learned from labels in a random order. CPU times are of one thread, and
 HistGradientBoosting is fitted beside every fit of ours.
 
+`python benchmarks/tabular.py --time` compares CPU times of fits with trees'.
 `python benchmarks/tabular.py --ablation --out DIR` leaves parts of a fit out, or adds
 noise, on three splits of the tables of `tables.DEVELOPMENT`.
 """
@@ -34,6 +35,7 @@ from sklearn.ensemble import (
 from sklearn.kernel_approximation import Nystroem, RBFSampler
 from sklearn.linear_model import RidgeClassifierCV, RidgeCV
 from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_limits
 
 from coulomb import CoulombSampler
 from coulomb._support.archive import write_whole
@@ -142,6 +144,43 @@ def evaluate(name: str, n_components: int) -> dict[str, Any]:
     record["steps"], record["pursued"] = learned.n_iter_, learned.n_pursued_
     record["scaled"], record["law"] = bool(learned.scaled_), learned.law_
     return record | {"scores": scores, "seconds": seconds}
+
+
+def timing() -> str:
+    """Tell CPU times of `fit` over those of HistGradientBoosting, and on more rows."""
+    tables: dict[int, list[float]] = {64: [], 256: [], 1024: []}
+    lines = []
+    with threadpool_limits(limits=1):
+        rng = np.random.default_rng(0)
+        X = rng.normal(size=(10**6, 20))
+        y = np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] + rng.normal(size=len(X)) > 0
+        CoulombSampler(32, random_state=0).fit(X[:500], y[:500])  # compiles the loops
+        HistGradientBoostingClassifier().fit(X[:500], y[:500])
+        for name in DEVELOPMENT:
+            table = load(name)
+            rows = np.random.default_rng(0).permutation(len(table.y))[:4000]
+            data = np.nan_to_num(table.X[rows]), table.y[rows]
+            for count, ratios in tables.items():
+                ratios.append(_over_trees(data, count, classes=table.classes))
+        for count, ratios in tables.items():
+            lines.append(
+                f"D = {count}, {len(ratios)} development tables: median "
+                f"{np.median(ratios):.2f}, from {min(ratios):.1f} to {max(ratios):.1f}"
+            )
+        for n, count in ((1000, 256), (10**5, 256), (10**6, 256), (10**4, 4096)):
+            ratio = _over_trees((X[:n], y[:n]), count, classes=True)
+            lines.append(f"D = {count}, {n:,} drawn rows of 20 columns: {ratio:.2f}")
+    return "\n".join(lines)
+
+
+def _over_trees(data: tuple[Any, Any], count: int, *, classes: bool) -> float:
+    target = "classes" if classes else "number"
+    ours = CoulombSampler(count, target=target, random_state=0)
+    trees = (
+        HistGradientBoostingClassifier() if classes else HistGradientBoostingRegressor()
+    )
+    seconds = [cpu(lambda m=model: m.fit(*data))[1] for model in (trees, ours, trees)]
+    return seconds[1] / min(seconds[0], seconds[2])
 
 
 def run(out: Path) -> None:

@@ -317,7 +317,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, help="folder of results")
+    parser.add_argument("--out", type=Path, help="folder of results")
     parser.add_argument("--jobs", type=int, default=1, help="folds side by side")
     parser.add_argument("--sets", nargs="*", help="only these sets")
     parser.add_argument("--markdown", type=Path, help="only write the tables here")
@@ -327,7 +327,15 @@ def main() -> None:
     parser.add_argument(
         "--ablation", action="store_true", help="parts left out, on development tables"
     )
+    parser.add_argument("--time", action="store_true", help="of fits, beside trees")
     args = parser.parse_args()
+    if args.time:
+        import fresh
+
+        print(fresh.timing())
+        return
+    if args.out is None:
+        parser.error("--out is needed")
     if args.fresh or args.ablation:
         import fresh
 
