@@ -317,14 +317,17 @@ def run_speed(records: Records, data: Data, options: argparse.Namespace) -> None
     """Time a fit, and the blocks on one text whose hidden states are tiled."""
     model, tokenizer = load_minilm()
     model = with_positions(model, max(LENGTHS))
-    if not records.find(part="fit time", threads=torch.get_num_threads()):
-        _, row = timed_fit(model, tokenizer, data, seed=0, n_features=64)
-        records.add(part="fit time", **row)
-    fast = untrained(model, 64)
+    window = options.windows[0]
+    about = {"part": "fit time", "threads": torch.get_num_threads(), "window": window}
+    if not records.find(**about):
+        sizes = {"n_features": 64, "window": window}
+        _, row = timed_fit(model, tokenizer, data, seed=0, **sizes)
+        records.add(**about | row)
+    fast = untrained(model, 64, window)
     text = encode(tokenizer, data.fit_texts(0, 0, 1), 128)
     for length in LENGTHS:
         key = {"part": "speed", "length": length, "threads": torch.get_num_threads()}
-        key |= {"clock": options.clock, "n_features": 64}
+        key |= {"clock": options.clock, "n_features": 64, "window": window}
         if records.find(**key):
             continue
         speed = measure_speed(
@@ -348,8 +351,9 @@ def run_batches(records: Records, data: Data, options: argparse.Namespace) -> No
     """
     model, tokenizer = load_minilm()
     count = options.features[0]
-    models = {"softmax": model, "linear": untrained(model, count)}
-    models["padded"] = untrained(model, count)
+    window = options.windows[0]
+    models = {"softmax": model, "linear": untrained(model, count, window)}
+    models["padded"] = untrained(model, count, window)
     vars(models["padded"])["packs_padding"] = False
     sentences = data.read("rotten_tomatoes", "test", 128)["text"]
     reviews = data.read("imdb", "test", 64)["text"]
@@ -361,7 +365,7 @@ def run_batches(records: Records, data: Data, options: argparse.Namespace) -> No
     for (name, (texts, length)), by_length in product(sets.items(), (False, True)):
         key = {"part": "batches", "name": name, "by_length": by_length}
         key |= {"threads": torch.get_num_threads(), "clock": options.clock}
-        key |= {"n_features": count}
+        key |= {"n_features": count, "window": window}
         if records.find(**key):
             continue
         texts = sorted(texts, key=len) if by_length else texts
@@ -389,9 +393,9 @@ def in_turns(
     return sums
 
 
-def untrained(model: Any, n_features: int) -> Any:
+def untrained(model: Any, n_features: int, window: int) -> Any:
     """Give an encoder drawn particles, which cost what learned ones do."""
-    settings = {"feature_map": "softmaxfeat", "window": 8}
+    settings = {"feature_map": "softmaxfeat", "window": window}
     fast = with_linearised_heads(
         model, exact_heads=[()] * 6, n_features=n_features, **settings
     )
@@ -403,16 +407,17 @@ def untrained(model: Any, n_features: int) -> Any:
 def _peak(kind: str, length: int, options: argparse.Namespace) -> float:
     command = [sys.executable, __file__, "--json", str(options.json)]
     command += ["--threads", str(options.threads), "--peak", kind, str(length)]
+    command += ["--windows", str(options.windows[0])]
     out = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(out.stdout.split()[-1])
 
 
 @torch.no_grad()
-def print_peak(kind: str, length: int) -> None:
+def print_peak(kind: str, length: int, window: int) -> None:
     """Print how many MB the process grows beyond the loaded model (Linux)."""
     model = with_positions(load_minilm()[0], length)
     if kind == "linear":
-        model = untrained(model, 64)
+        model = untrained(model, 64, window)
     model(input_ids=torch.full((1, 16), 2000))
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = _kilobytes("VmRSS")
@@ -723,7 +728,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.peak:
-        print_peak(options.peak[0], int(options.peak[1]))
+        print_peak(options.peak[0], int(options.peak[1]), options.windows[0])
         return
     if options.data_dir is None:
         parser.error("give --data-dir or set COULOMB_DATA")
