@@ -67,7 +67,7 @@ def test_no_loop_is_left_out():
         check=True,
     )
     loops = dict(line.split() for line in done.stdout.splitlines())
-    assert len(loops) >= 24
+    assert len(loops) >= 25
     assert not [name for name, count in loops.items() if count == "0"]
 
 
@@ -77,6 +77,13 @@ def test_the_loops_are_what_is_tested(monkeypatch):
     monkeypatch.setenv("COULOMB_TUNE", "0")
     used = []
     forward, decoder = _compiled.forward, _compiled.decoder
+    attend_near = _compiled.attend_near
+
+    def spy_near(*arguments):
+        used.append("near keys")
+        out = attend_near(*arguments)
+        assert out is not None
+        return out
 
     def spy_forward(kind, *arguments):
         used.append(kind)
@@ -96,6 +103,7 @@ def test_the_loops_are_what_is_tested(monkeypatch):
 
     monkeypatch.setattr(_compiled, "forward", spy_forward)
     monkeypatch.setattr(_compiled, "decoder", spy_decoder)
+    monkeypatch.setattr(_compiled, "attend_near", spy_near)
     for name, check in _doctor._attention_checks().items():
         used.clear()
         check()

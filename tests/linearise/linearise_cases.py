@@ -78,6 +78,7 @@ QUICK = {
     "check_every": 10,
     "max_length": 36,
     "window": 2,
+    "exact_length": 0,
     "measure": False,
 }
 

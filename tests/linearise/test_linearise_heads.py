@@ -262,3 +262,209 @@ class TestWindow:
         rows = scores.softmax(dim=-1).nan_to_num()
         out = module.near_attention(q, k, v, mask, 4)
         torch.testing.assert_close(out, rows @ v)
+
+
+class TestCompiledWindow:
+    """The loop of near attention against its twins in torch."""
+
+    @pytest.fixture(autouse=True)
+    def _small_problems_too(self, monkeypatch):
+        monkeypatch.setattr(module.compiled, "_FEWEST", 0)
+
+    @staticmethod
+    def case(shape, *, n_features=32, window=8, exact_length=0, seed=0):
+        """Rows as projections give them, with padding in all sequences but one."""
+        batch, heads, n, dim = shape
+        source = torch.Generator().manual_seed(seed)
+
+        def draw(*sizes):
+            return torch.randn(sizes, generator=source)
+
+        q, k, v = (draw(batch, n, heads, dim).transpose(1, 2) for _ in range(3))
+        ends = torch.arange(n, max(0, n - 40 * batch), -40)[:batch]
+        ends = torch.cat([ends, torch.ones(batch - len(ends), dtype=torch.long)])
+        mask = torch.arange(n) < ends[:, None]
+        positions = 0.4 * draw(heads, n_features, 2 * dim + 2)
+        tilt = 0.3 * draw(heads, dim)
+        reach = window, exact_length
+        return (q, k, v, mask), HeadParticles(
+            positions, tilt, SoftmaxFeatures(), *reach
+        )
+
+    @staticmethod
+    def expected(rows, particles):
+        """Multiply the values with the rows, written out in double precision."""
+        q, k, v, mask = (x.double() if x.is_floating_point() else x for x in rows)
+        exact = particles._replace(
+            positions=particles.positions.double(), tilt=particles.tilt.double()
+        )
+        return (exact.rows(q, k, mask) @ v).float()
+
+    @pytest.mark.parametrize("exact_length", [0, 20, 70])
+    @pytest.mark.parametrize(
+        "shape, n_features, window",
+        [
+            ((2, 3, 5, 16), 16, 8),
+            ((3, 2, 33, 32), 32, 8),
+            ((3, 2, 100, 32), 64, 3),
+            ((2, 2, 130, 64), 48, 17),
+            ((1, 1, 150, 16), 16, 32),
+            ((2, 1, 97, 8), 16, 1),
+        ],
+    )
+    def test_it_is_the_quadratic_form(self, shape, n_features, window, exact_length):
+        rows, particles = self.case(
+            shape, n_features=n_features, window=window, exact_length=exact_length
+        )
+        if shape[-1] % 16:  # values of 16 numbers beside keys of eight
+            rows = *rows[:2], torch.cat([rows[2], rows[2]], dim=-1), rows[3]
+        out = particles.attend_compiled(*rows)
+        assert out is not None
+        there = rows[3][:, None, :, None]
+        expected = self.expected(rows, particles)
+        torch.testing.assert_close(out * there, expected * there, rtol=1e-3, atol=1e-4)
+        plain = particles.attend(*rows)
+        torch.testing.assert_close(plain * there, out * there)
+
+    def test_packed_sequences_are_padded_ones(self):
+        rows, particles = self.case((3, 2, 120, 32), exact_length=50)
+        expected = particles.attend(*rows)
+        there = rows[3]
+        packed = [x.transpose(1, 2)[there] for x in rows[:3]]
+        bounds = [0, *there.sum(dim=1).cumsum(dim=0).tolist()]
+        heads = LinearisedHeads(2, 32, n_features=32, window=8, exact_length=50)
+        heads.fill(particles)
+        out = heads.attend_packed(*packed, bounds)
+        torch.testing.assert_close(out, expected.transpose(1, 2)[there])
+        exact = LinearisedHeads(2, 32, n_features=32, window=8, exact_heads=[1])
+        assert exact.attend_packed(*packed, bounds) is None
+
+    def test_threads_give_equal_bits(self):
+        rows, particles = self.case((3, 4, 300, 32), exact_length=250)
+        threads, found = torch.get_num_threads(), []
+        try:
+            for count in (1, 2, 3):
+                torch.set_num_threads(count)
+                found.append(particles.attend_compiled(*rows))
+        finally:
+            torch.set_num_threads(threads)
+        assert torch.equal(found[0], found[1])
+        assert torch.equal(found[0], found[2])
+
+    def test_a_window_alone_is_local_attention(self):
+        (q, k, v, mask), _ = self.case((2, 2, 90, 32))
+        out = module.near_attention(q, k, v, mask, 9)
+        near = module.in_band(None, 90, 90, 9, q.device)
+        scores = module.softmax_scores(q, k, None)
+        scores = scores.masked_fill(~(near & mask[:, None, None]), -math.inf)
+        there = mask[:, None, :, None]
+        expected = scores.softmax(dim=-1).nan_to_num() @ v
+        torch.testing.assert_close(out * there, expected * there, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("exact_length", [0, 200])
+    def test_sequences_without_tokens_give_zero(self, exact_length):
+        (q, k, v, mask), particles = self.case((2, 2, 90, 32))
+        particles = particles._replace(exact_length=exact_length)
+        mask[1] = False
+        out = particles.attend(q, k, v, mask)
+        assert out.isfinite().all()
+        assert not out[1].any()
+
+    def test_padding_is_not_seen_whatever_stands_there(self):
+        rows, particles = self.case((3, 2, 100, 32), exact_length=30)
+        out = particles.attend_compiled(*rows)
+        hidden = ~rows[3][:, None, :, None]
+        k, v = (x.masked_fill(hidden, math.nan) for x in rows[1:3])
+        again = particles.attend_compiled(rows[0], k, v, rows[3])
+        assert torch.equal(out, again)
+
+    @pytest.mark.parametrize("which", range(5))
+    def test_what_is_not_finite_is_left_to_torch(self, which):
+        (q, k, v, mask), particles = self.case((1, 2, 90, 32))
+        positions = particles.positions.clone()
+        changed = (q, k, positions, positions, v)[which]
+        place = (0, 3, 40) if which == 3 else (0, 1, 3)
+        value = 1e20 if which == 3 else math.nan
+        (changed[0] if changed.dim() == 4 else changed)[place] = value
+        particles = particles._replace(positions=positions)
+        out = particles.attend_compiled(q, k, v, mask)
+        if which == 4:  # values may be anything
+            assert out is not None
+            assert out[:, 0].isnan().any()
+        else:
+            assert out is None
+
+    def test_gradients_are_those_of_torch(self):
+        (q, k, v, mask), particles = self.case((2, 2, 60, 32), exact_length=40)
+        q.requires_grad_()
+        assert particles.attend_compiled(q, k, v, mask) is None
+        with torch.no_grad():
+            assert particles.attend_compiled(q, k, v, mask) is not None
+
+
+class TestExactLength:
+    @pytest.mark.parametrize("window", [0, 3])
+    def test_short_sequences_attend_by_softmax(self, window):
+        """In value and gradient, beside a longer one, and written out."""
+        q, k, v, mask = rows_case(n=20)
+        mask[1, 9:] = False
+        particles = HeadParticles(*particles_case(), SoftmaxFeatures(), window, 10)
+        found = []
+        for form in ("linear", "quadratic"):
+            leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+            if form == "linear":
+                out = particles.attend(*leaves, mask)
+            else:
+                out = particles.rows(*leaves[:2], mask) @ leaves[2]
+            (out.sin() * mask[:, None, :, None]).sum().backward()
+            there = out.detach() * mask[:, None, :, None]
+            found.append([there, *(leaf.grad for leaf in leaves)])
+        for ours, twin in zip(*found, strict=True):
+            torch.testing.assert_close(ours, twin, rtol=1e-6, atol=1e-7)
+        short = softmax_rows(q, k, mask) @ v
+        torch.testing.assert_close(found[0][0][1, :, :9], short[1, :, :9])
+        features = particles._replace(exact_length=0).attend(q, k, v, mask)
+        torch.testing.assert_close(found[0][0][0], features[0])
+
+    def test_padding_changes_nothing(self):
+        q, k, v, mask = rows_case(n=20)
+        mask[1, 9:] = False
+        particles = HeadParticles(*particles_case(), SoftmaxFeatures(), 3, 10)
+        out = particles.attend(q, k, v, mask)
+        alone = particles.attend(*(x[1:, :, :9] for x in (q, k, v)))
+        torch.testing.assert_close(out[1:, :, :9], alone)
+        for x in (k, v):
+            x[1:, :, 9:] = math.nan
+        again = particles.attend(q, k, v, mask)
+        torch.testing.assert_close(again[1:, :, :9], alone)
+
+    def test_nothing_beyond_it_is_softmax(self):
+        heads = LinearisedHeads(3, 4, n_features=5, exact_length=7, exact_heads=[1])
+        heads.double().draw(generator=torch.Generator().manual_seed(0))
+        q, k, v, _ = rows_case(n=7)
+        softmax = softmax_rows(q, k, None) @ v
+        torch.testing.assert_close(heads(q, k, v), softmax)
+        torch.testing.assert_close(heads.weights(q, k) @ v, softmax)
+        q, k, v, _ = rows_case(n=8)
+        out, softmax = heads(q, k, v), softmax_rows(q, k, None) @ v
+        torch.testing.assert_close(out[:, 1], softmax[:, 1])
+        assert (out - softmax)[:, [0, 2]].abs().max() > 0.01
+
+    def test_exported_graphs_have_features_at_all_lengths(self):
+        heads = LinearisedHeads(3, 4, n_features=8, window=2, exact_length=30).eval()
+        heads.draw(generator=torch.Generator().manual_seed(0))
+        q, k, v, mask = rows_case(n=12, dtype=torch.float32)
+        free = torch.export.Dim.DYNAMIC
+        shapes = *({2: free},) * 3, {1: free}, None
+        graph = torch.export.export(heads, (q, k, v, mask, None), dynamic_shapes=shapes)
+        q, k, v, mask = rows_case(n=20, dtype=torch.float32, seed=1)
+        assert not torch.allclose(
+            graph.module()(q, k, v, mask, None), heads(q, k, v, mask)
+        )
+        heads.exact_length = 0
+        out = graph.module()(q, k, v, mask, None)
+        torch.testing.assert_close(out, heads(q, k, v, mask))
+
+    def test_it_is_a_count(self):
+        with pytest.raises(ParameterError, match="`exact_length` must be"):
+            LinearisedHeads(3, 4, exact_length=-1)

@@ -194,6 +194,23 @@ def test_heads_of_one_layer_can_be_exact(tmp_path):
     torch.testing.assert_close(hidden(again, batch), hidden(fast, batch))
 
 
+@pytest.mark.parametrize("family", ["bert", "mpnet"])
+def test_short_texts_are_embedded_as_before(family, tmp_path):
+    model, tokenizer = tiny_model(family), tokenizer_for(family)
+    fast = linearise(model, tokenizer, make_texts(), **QUICK | {"exact_length": 20})
+    fast.save_pretrained(tmp_path)
+    again = load_pretrained(tmp_path)
+    # MPNet's bias between any two tokens would have to be computed for all texts.
+    expected = 0 if family == "mpnet" else 20
+    assert {heads.exact_length for heads in linearised_heads(again)} == {expected}
+    ids = torch.full((2, 20), 7)
+    with torch.no_grad():
+        ours, theirs = (m(input_ids=ids).last_hidden_state for m in (again, model))
+    assert torch.allclose(ours, theirs, atol=1e-5) == (family == "bert")
+    if family == "bert":
+        assert "at most 20 attend by softmax" in (tmp_path / "README.md").read_text()
+
+
 def test_pipeline(tmp_path):
     tokenizer = bert_tokenizer(tmp_path)
     fast = linearise(tiny_model("bert"), tokenizer, make_texts(), **QUICK)

@@ -230,6 +230,7 @@ def _attention_checks() -> dict[str, _Check]:
 
     from coulomb import attention
     from coulomb.features import Particles, feature_maps
+    from coulomb.linearise import LinearisedHeads
 
     source = torch.Generator().manual_seed(0)
 
@@ -261,7 +262,14 @@ def _attention_checks() -> dict[str, _Check]:
             out, state = attention.decode_step(state, q, k, v, particles, name)
         return [out, *state]
 
-    checks: dict[str, _Check] = {}
+    def near() -> "list[Tensor]":
+        heads = LinearisedHeads(4, 32, n_features=96, window=8)
+        heads.draw(generator=torch.Generator().manual_seed(0))
+        out = heads(*long)
+        heads.exact_length = long.shape[3]
+        return [out, heads(*long)]
+
+    checks: dict[str, _Check] = {"attention: near keys": near}
     for name in feature_maps:
         if feature_maps.build(name).exponential:
             checks |= {

@@ -135,21 +135,23 @@ def add_outer(e, n, rows, x, columns, sums):
 
 
 @helper(SUMS)
-def _make_side(given, size, n):
+def make_side(given, size, n):
+    """Make room for what queries or keys meet."""
     return aligned(size), aligned(n if given[1].shape[0] else 0)
 
 
 @helper(SUMS)
 def _make_sides(particles, size, n):
     """Make room for what queries and keys meet; the same if they meet the same."""
-    queries = keys = _make_side(particles[0], size, n)
+    queries = keys = make_side(particles[0], size, n)
     if particles[1][0].shape[0]:
-        keys = _make_side(particles[1], size, n)
+        keys = make_side(particles[1], size, n)
     return queries, keys
 
 
 @helper(SUMS)
-def _load_side(given, head, sizes, scale, side):
+def load_side(given, head, sizes, scale, side):
+    """Write the particles of a head as panels; give whether they are finite."""
     panels, shifts = side
     dim, _, n = sizes
     transpose_panels(given[0], head * n * dim, dim, n, dim, scale, panels)
@@ -161,9 +163,9 @@ def _load_side(given, head, sizes, scale, side):
 @helper(SUMS)
 def _load_sides(particles, head, sizes, scale, sides):
     """Write the particles of a head as panels; give if all are finite."""
-    finite = _load_side(particles[0], head, sizes, scale, sides[0])
+    finite = load_side(particles[0], head, sizes, scale, sides[0])
     if particles[1][0].shape[0]:
-        finite &= _load_side(particles[1], head, sizes, scale, sides[1])
+        finite &= load_side(particles[1], head, sizes, scale, sides[1])
     return finite
 
 
@@ -181,13 +183,13 @@ def project(x, rows, side, dim, n, e):
 
 @helper(SUMS)
 def query_row(row, z):
-    """Take exponentials over the largest; give if all is finite, and row . z."""
+    """Take exponentials over the largest; give if all is finite, row . z, and that."""
     top, total = row_max(row), _ZERO
     finite = abs(row[0]) < _HUGE and top < _HUGE
     for c in range(row.shape[0]):
         row[c] = exp(row[c] - top)
         total += row[c] * z[c]
-    return finite, total
+    return finite, total, top
 
 
 @helper(SUMS)
@@ -195,7 +197,7 @@ def query_features(e, n, z, totals):
     """Turn exponents of queries into features, write e . z; give if all is finite."""
     finite = True
     for r in range(totals.shape[0]):
-        good, totals[r] = query_row(row_of(e, r, n), z)
+        good, totals[r], _ = query_row(row_of(e, r, n), z)
         finite &= good
     return finite
 

@@ -278,7 +278,7 @@ def linearise(
     model = with_positions(as_teacher(model).model, chosen.max_length or 0)
     teacher = Stack(model)
     if teacher.has_bias:  # the band would have to be given its part of it
-        chosen = replace(chosen, window=0)
+        chosen = replace(chosen, window=0, exact_length=0)
     kept = _check_keep_exact(teacher, keep_exact)
     source = make_generator(seed, 0)
     recorded, held_out = record_texts(
@@ -339,6 +339,7 @@ def linearise(
         distil(student, recorded, held_out, chosen, generator=source, watch=watch)
         report.seconds = learned + process_time() - begun
         report.cosine = cosine_with(held_out, student, chosen.pooling)
+        _set_exact_length(student.model, chosen.exact_length)
         if measure and ranks.writes:
             most = n_positions(model) or chosen.max_length or _LONGEST_SHOWN
             lengths = [n for n in _SHOWN if n <= most]
@@ -522,6 +523,14 @@ def _copy_with_heads(
         layers[site.name] = layer
     swap_layers(fast, layers)
     return Stack(fast.eval())
+
+
+def _set_exact_length(model: Any, length: int) -> None:
+    """Let short texts attend by softmax, after features have learned from all."""
+    for heads in linearised_heads(model):
+        heads.exact_length = length
+    if length and is_pretrained(model):
+        model.config.coulomb["exact_length"] = length
 
 
 def _fill(student: Stack, layers: Iterable[HeadParticles | LayerFit]) -> None:

@@ -85,6 +85,9 @@ class LineariseSettings:
     window
         Tokens at most so far from a query are compared exactly, which costs what some
         features cost (for `softmaxfeat`); 0 for none.
+    exact_length
+        Texts of at most so many tokens attend by softmax, which is faster there; their
+        particles are learned all the same.
     shared
         Whether queries and keys have the same particles.
     steps, step_size
@@ -119,6 +122,7 @@ class LineariseSettings:
     objective: str = "kl"
     start: str = "auto"
     window: int = 8
+    exact_length: int = 256
     shared: bool = False
     steps: int = 200
     step_size: float = 0.02
@@ -139,7 +143,7 @@ class LineariseSettings:
         counts = ("n_features", "check_every", "patience", "max_tokens", "rows")
         for name in (*counts, "batch_tokens"):
             check_count(name, getattr(self, name))
-        for name in ("steps", "distil_steps", "window"):
+        for name in ("steps", "distil_steps", "window", "exact_length"):
             check_count(name, getattr(self, name), at_least=0)
         if self.max_length is not None:
             check_count("max_length", self.max_length, at_least=2)

@@ -10,6 +10,8 @@ normalised over the particles do not see otherwise.
 
 With a `window` the tokens that close to a query are compared exactly, and the features
 stand for all others: a sum of a band and of a product of thin matrices, in linear time.
+In sequences of at most `exact_length` tokens, where the square of the length costs less
+than features do, all keys are compared exactly.
 """
 
 from collections.abc import Sequence
@@ -23,6 +25,7 @@ from coulomb._support.checks import check_count
 from coulomb._support.errors import ParameterError
 from coulomb.attention import AbstractAttention, kernel_attention
 from coulomb.attention.layers.base import options_of
+from coulomb.attention.ops import compiled
 from coulomb.features import DEFAULT_MAP, AbstractFeatureMap, Particles, feature_maps
 
 # Norm of a random particle of a map without a norm of its own.
@@ -69,6 +72,7 @@ class HeadParticles(NamedTuple):
     tilt: Tensor  # (heads, dim)
     feature_map: AbstractFeatureMap
     window: int = 0  # keys at most so far from a query are compared exactly
+    exact_length: int = 0  # in sequences of at most so many tokens all keys are
 
     def to(self, like: Tensor) -> "HeadParticles":
         """Give the numbers the precision and the device of a tensor."""
@@ -103,8 +107,7 @@ class HeadParticles(NamedTuple):
         dim = q.shape[-1]
         if key_mask is not None:
             k = k.masked_fill(~key_mask[:, None, :, None], 0)
-        temperature = getattr(self.feature_map, "temperature", 1.0)
-        queries, keys = (self.positions / temperature).chunk(2, dim=-1)
+        queries, keys = self._sides()
         phi_q, phi_k = (
             (x @ side[..., :dim].transpose(-1, -2)).add_(side[..., dim].unsqueeze(-2))
             for x, side in ((q, queries), (k, keys))
@@ -140,7 +143,11 @@ class HeadParticles(NamedTuple):
             top = logarithms.detach().amax(dim=-1, keepdim=True)
             products = (logarithms - top.nan_to_num(neginf=0.0)).exp()
         total = products.sum(dim=-1, keepdim=True)
-        return products / total.clamp_min(torch.finfo(products.dtype).tiny)
+        products = products / total.clamp_min(torch.finfo(products.dtype).tiny)
+        if not self.exact_length:
+            return products
+        short = ends_within(self.exact_length, k.shape[2], key_mask, q.device)
+        return torch.where(short, softmax_rows(q, k, key_mask), products)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None
@@ -148,26 +155,66 @@ class HeadParticles(NamedTuple):
         """Attend in linear time."""
         dtype = torch.promote_types(v.dtype, torch.float32)
         q, k, values = (x.to(dtype) for x in (q, k, v))
-        full, dim = self.to(q), q.shape[-1]
+        full, n = self.to(q), k.shape[2]
+        if self.exact_length and n <= self.exact_length:
+            out = compiled.attend_near(q, k, values, (), (n, 0), key_mask)
+            if out is None:
+                out = _softmax_attention(q, k, values, key_mask)
+            return out.to(v.dtype)
+        out = full.attend_compiled(q, k, values, key_mask)
+        if out is not None:
+            return out.to(v.dtype)
         if self.window:
             far = full._far(q, k, key_mask)
-            return near_attention(q, k, values, key_mask, self.window, far).to(v.dtype)
-        weight = tilted(k, full.key_tilt)
+            out = near_attention(q, k, values, key_mask, self.window, far)
+        else:
+            out = full._attend_far(q, k, values, key_mask)
+        if self.exact_length and key_mask is not None:
+            cut = slice(None), slice(None), slice(self.exact_length)
+            mask = key_mask[:, : self.exact_length]
+            exact = _softmax_attention(q[cut], k[cut], values[cut], mask)
+            exact = functional.pad(exact, (0, 0, 0, n - exact.shape[2]))
+            short = ends_within(self.exact_length, n, key_mask, q.device)
+            out = torch.where(short, exact, out)
+        return out.to(v.dtype)
+
+    def attend_compiled(self, *given: Any) -> Tensor | None:
+        """Attend as `compiled.attend_near` does, if it does."""
+        if not (self.window and self.feature_map.softmax_over_features):
+            return None
+        dim = self.tilt.shape[-1]
+        particles = [
+            x
+            for side in self._sides()
+            for x in (side[..., :dim].contiguous(), side[..., dim].contiguous())
+        ]
+        reach = self.window, self.exact_length
+        q, k, v, *rest = given
+        return compiled.attend_near(q, k, v, (*particles, self.key_tilt), reach, *rest)
+
+    def _sides(self) -> tuple[Tensor, ...]:
+        temperature = getattr(self.feature_map, "temperature", 1.0)
+        return (self.positions / temperature).chunk(2, dim=-1)
+
+    def _attend_far(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None
+    ) -> Tensor:
+        weight, dim = tilted(k, self.key_tilt), q.shape[-1]
         q, k = self._scaled(q, k)
         # In the order of the projections, so that heads are joined without a copy.
         q = q.transpose(1, 2).contiguous().transpose(1, 2)
-        queries, keys = full.positions.chunk(2, dim=-1)
+        queries, keys = self.positions.chunk(2, dim=-1)
         return kernel_attention(
             q,
             k,
-            values,
+            v,
             Particles(queries[..., :dim]),
             self.feature_map,
             key_mask,
             key_particles=Particles(keys[..., :dim]),
             key_log_weight=weight,
             offsets=(queries[..., dim], keys[..., dim]),
-        ).to(v.dtype)
+        )
 
 
 def mean_key_particle(positions: Tensor) -> Tensor:
@@ -218,6 +265,28 @@ def key_weight(
     return (exponent - top).exp().unsqueeze(-1), top.unsqueeze(-1)
 
 
+def ends_within(
+    length: int, n: int, key_mask: Tensor | None, device: torch.device
+) -> Tensor:
+    """Tell which sequences of `n` places end within a length, `(batch, 1, 1, 1)`."""
+    if key_mask is None:
+        return torch.full((1, 1, 1, 1), n <= length, device=device)
+    return ~key_mask[:, length:].any(dim=1)[:, None, None, None]
+
+
+def _softmax_attention(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None
+) -> Tensor:
+    """Attend by softmax; what the mask removes may be nan."""
+    mask = None
+    if key_mask is not None:
+        mask = key_mask[:, None, None, :]
+        k, v = (x.masked_fill(~mask.transpose(2, 3), 0) for x in (k, v))
+        low = torch.finfo(q.dtype).min
+        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, low)
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
 def in_band(
     places: Tensor | None, n: int, m: int, window: int, device: torch.device
 ) -> Tensor:
@@ -248,6 +317,10 @@ def near_attention(
     tensor([0.5000, 1.0000, 2.0000, 3.0000, 3.5000])
     """
     batch, heads, n, dim = q.shape
+    if far is None:
+        out = compiled.attend_near(q, k, v, (), (window, 0), key_mask)
+        if out is not None:
+            return out
     size = max(window, 8)
     room, wide = -(n + window) % size + window, size + 2 * window
     real = torch.ones_like(k[:, :1, :, 0], dtype=torch.bool)
@@ -313,6 +386,9 @@ class LinearisedHeads(nn.Module):
         Numbers of the heads that keep softmax, and its quadratic cost.
     window
         Tokens at most so far from a query are compared exactly; 0 for none.
+    exact_length
+        In sequences of at most so many tokens all heads attend by softmax; not in
+        exported graphs.
 
     Attributes
     ----------
@@ -342,10 +418,12 @@ class LinearisedHeads(nn.Module):
         feature_map: str = DEFAULT_MAP,
         exact_heads: Sequence[int] = (),
         window: int = 0,
+        exact_length: int = 0,
     ) -> None:
         super().__init__()
         check_count("n_features", n_features)
         self.window = check_count("window", window, at_least=0)
+        self.exact_length = check_count("exact_length", exact_length, at_least=0)
         self.num_heads, self.head_dim = num_heads, head_dim
         self.map_name = feature_map
         self.feature_map = as_positive_map(feature_map)
@@ -417,8 +495,11 @@ class LinearisedHeads(nn.Module):
         Tensor
             Shape `(batch, heads, n, dim)`.
         """
-        if not self.exact_heads:
-            return self._head_particles().attend(q, k, v, key_mask)
+        every = self._head_particles()
+        if not self.exact_heads or (
+            every.exact_length and k.shape[2] <= every.exact_length
+        ):
+            return every.attend(q, k, v, key_mask)
         out = torch.empty_like(q, dtype=v.dtype)
         learned, exact = list(self.learned_heads), list(self.exact_heads)
         mask = None if key_mask is None else key_mask[:, None, None, :]
@@ -432,6 +513,27 @@ class LinearisedHeads(nn.Module):
             q, k, v = (x[:, learned] for x in (q, k, v))
             out[:, learned] = self._head_particles(learned).attend(q, k, v, key_mask)
         return out
+
+    def attend_packed(
+        self, q: Tensor, k: Tensor, v: Tensor, bounds: Sequence[int]
+    ) -> Tensor | None:
+        """Attend inside sequences that follow one another, without gradients.
+
+        Parameters
+        ----------
+        q, k, v
+            Shape `(tokens, heads, dim)`.
+        bounds
+            Where sequences begin and end, `[0, n_1, n_1 + n_2, ..., tokens]`.
+
+        Returns
+        -------
+        Tensor or None
+            Shape `(tokens, heads, dim)`; None where no compiled loop does it.
+        """
+        if self.exact_heads:
+            return None
+        return self._head_particles().attend_compiled(q, k, v, None, bounds)
 
     def weights(self, q: Tensor, k: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """Write out the matrix that `forward` multiplies the values with.
@@ -454,13 +556,17 @@ class LinearisedHeads(nn.Module):
 
     def _head_particles(self, heads: list[int] | slice = slice(None)) -> HeadParticles:
         particles, tilt = self.particles[heads], self.tilt[heads]
-        return HeadParticles(particles, tilt, self.feature_map, self.window)
+        # Which of two ways a graph takes would be that of its example.
+        exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+        reach = self.window, 0 if exporting() else self.exact_length
+        return HeadParticles(particles, tilt, self.feature_map, *reach)
 
     def extra_repr(self) -> str:
         """Show the settings."""
         heads, features, _ = self.particles.shape
         shown = f"heads={heads}, n_features={features}, feature_map={self.map_name!r}"
-        shown += f", window={self.window}" if self.window else ""
+        for name in ("window", "exact_length"):
+            shown += f", {name}={getattr(self, name)}" if getattr(self, name) else ""
         return shown + (f", exact_heads={self.exact_heads}" if self.exact_heads else "")
 
 
@@ -498,7 +604,8 @@ class LinearisedAttention(AbstractAttention):
     attention
         torch's layer; its parameters are taken over, not copied.
     **options
-        `n_features`, `feature_map`, `exact_heads` and `window` of `LinearisedHeads`.
+        `n_features`, `feature_map`, `exact_heads`, `window` and `exact_length` of
+        `LinearisedHeads`.
 
     Examples
     --------

@@ -147,6 +147,13 @@ def _attend(
     mask = None if attention_mask is None else real_tokens(attention_mask)
     packed = options.pop("packed", None)
     if packed is not None:
+        heads = getattr(module, "coulomb", None)
+        if heads is not None:
+            rows = [x[0].transpose(0, 1) for x in (query, key, value)]
+            ends = functional.pad(packed.sum(dim=1).cumsum(dim=0), (1, 0))
+            out = heads.attend_packed(*rows, ends.tolist())
+            if out is not None:
+                return out.unsqueeze(0), None
         query, key, value = (_spread(x, packed) for x in (query, key, value))
         spread, _ = _attend(module, query, key, value, packed, dropout, **options)
         return spread[packed].unsqueeze(0), None

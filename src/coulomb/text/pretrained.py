@@ -141,7 +141,10 @@ def _attend(
         attend = functional.scaled_dot_product_attention
         parts = [attend(q, k, v, dropout_p=rate) for q, k, v in texts]
         return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
-    padded = [layout.pad(x[0].transpose(0, 1)) for x in (query, key, value)]
+    rows = [x[0].transpose(0, 1) for x in (query, key, value)]
+    if not rate and (out := heads.attend_packed(*rows, layout.bounds)) is not None:
+        return out.unsqueeze(0), None
+    padded = [layout.pad(x) for x in rows]
     q, k, v = (x.transpose(1, 2) for x, _ in padded)
     out = functional.dropout(heads(q, k, v, padded[0][1]), rate, module.training)
     return layout.unpad(out.transpose(1, 2)).unsqueeze(0), None
@@ -372,6 +375,7 @@ def linearise_body(
         texts,
         n_features=settings.model.n_features,
         window=settings.model.window,
+        exact_length=0,
         seed=settings.train.seed,
         measure=False,
         checkpoint=None if folder is None else folder / LAYERS,

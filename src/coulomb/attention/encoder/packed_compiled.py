@@ -24,6 +24,7 @@ from coulomb.attention.layers.baselines import Linformer, SoftmaxAttention
 from coulomb.attention.layers.kernel import AbstractFeatureAttention, KernelAttention
 from coulomb.attention.ops.api import kernel_attention
 from coulomb.attention.ops.checks import as_array
+from coulomb.attention.ops.compiled import attend_near
 from coulomb.attention.ops.decoding import decode_step, init_state
 from coulomb.features import DEFAULT_MAP, AbstractFeatureMap, Particles, feature_maps
 from coulomb.kernels import packed_encoder as loops
@@ -220,6 +221,9 @@ def compile_loops() -> None:
         x = torch.zeros(1, 4, 2048, 64, requires_grad=True)
         out = kernel_attention(x, x, x, particles, DEFAULT_MAP, causal=causal)
         torch.autograd.grad(out.sum(), x)
+    x = torch.zeros(1, 4, 2048, 32)
+    sides = (torch.zeros(4, 64, 32), torch.zeros(4, 64)) * 2
+    attend_near(x, x, x, (*sides, torch.zeros(4, 32)), (8, 0))
     x = torch.zeros(1, 4, 64)
     state = init_state(particles, DEFAULT_MAP, batch=1, heads=4, dim_v=64)
     decode_step(state, x, x, x, particles, DEFAULT_MAP)

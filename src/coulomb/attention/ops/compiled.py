@@ -220,6 +220,60 @@ def backward(
         grads[3].copy_(given.transpose(0, 1))
 
 
+def attend_near(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    particles: Sequence[Tensor],
+    reach: tuple[int, int],
+    key_mask: Tensor | None = None,
+    bounds: Sequence[int] | None = None,
+) -> Tensor | None:
+    """Attend to near keys, and by features to others, without gradients.
+
+    `(batch, heads, n, dim)` or, with the bounds of sequences, `(tokens, heads, dim)`.
+    `particles` are positions and offsets of queries and of keys, and tilts; or nothing.
+    `reach` is the window, and the longest sequence whose keys are all near. None where
+    there is no loop, it is not worth its import, or anything overflowed.
+    """
+    tensors, features = (q, k, v, *particles), 0
+    if particles:
+        features = particles[1].shape[-1]
+    if (
+        not decodable(tensors)
+        or q.numel() * (features + min(2 * reach[0], q.shape[-2])) < _FEWEST
+        or v.shape[-1] % 16
+        or features % 16
+        or any(x.stride(-1) != 1 for x in (q, k, v))
+        or must_be_traceable(q)
+        or not available()
+    ):
+        return None
+    from coulomb.kernels.near_attention import attend_near
+
+    # In the order of the projections, so that heads are joined without a copy.
+    out = v if bounds is not None else v.transpose(1, 2)
+    out = torch.empty(out.shape)
+    out = out if bounds is not None else out.transpose(1, 2)
+    rows = np.arange(len(q) + 1) * q.shape[2] if bounds is None else np.array(bounds)
+    side, heads = _Rows(rows, packed=bounds is not None), q.shape[1]
+    given = [as_array(x.contiguous()).reshape(-1) for x in particles] or [NO_ARRAY] * 5
+    sizes = q.shape[-1], v.shape[-1], features
+    mask = np.empty(0, np.bool_) if key_mask is None else as_array(key_mask).reshape(-1)
+    ends = (given[0], given[1]), (given[2], given[3])
+    inputs = *(side.place(x) for x in (q, k, v)), ends, given[4], mask
+    shape, target = (side.bounds, sizes, *reach), side.place(out)
+    finite: list[bool] = []
+
+    def work(first: int, end: int) -> None:
+        finite.append(attend_near(inputs, shape, target, first, end))
+
+    groups = heads * (len(rows) - 1)
+    size = q[..., 0].numel() * (q.shape[-1] + v.shape[-1]) * (3 * features + 64)
+    over_torch_threads(work, groups, threads_for(groups, size / _PER_SECOND))
+    return out if all(finite) else None
+
+
 def decodable(tensors: Sequence[Tensor]) -> bool:
     """Say whether compiled decoding takes such tensors."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
