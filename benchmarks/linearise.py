@@ -43,7 +43,7 @@ from coulomb.features import (
     feature_maps,
     projections,
 )
-from coulomb.linearise import linearise, linearised_heads
+from coulomb.linearise import LineariseSettings, linearise, linearised_heads
 from coulomb.linearise.api import cosine_with, measure_speed, random_student
 from coulomb.linearise.fit import AbstractImitation, imitations, pool
 from coulomb.linearise.heads import HeadParticles, softmax_scores
@@ -396,6 +396,7 @@ def in_turns(
 def untrained(model: Any, n_features: int, window: int) -> Any:
     """Give an encoder drawn particles, which cost what learned ones do."""
     settings = {"feature_map": "softmaxfeat", "window": window}
+    settings |= {"exact_length": LineariseSettings.exact_length if window else 0}
     fast = with_linearised_heads(
         model, exact_heads=[()] * 6, n_features=n_features, **settings
     )
