@@ -394,6 +394,41 @@ class TestCompiledWindow:
         else:
             assert out is None
 
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    @pytest.mark.parametrize("which", [0, 1])
+    @pytest.mark.parametrize("n_features", [0, 32])
+    def test_softmax_of_what_is_not_finite_is_left_to_torch(
+        self, value, which, n_features
+    ):
+        """In short sequences, and in a window without features."""
+        rows, particles = self.case((1, 2, 90, 32), exact_length=90)
+        rows[which][0, 1, 3, 5] = value
+        if n_features:
+            assert particles.attend_compiled(*rows) is None
+        else:
+            out = module.near_attention(*rows, 8)
+            assert out[0, 1].isnan().any()
+
+    def test_exponents_beyond_the_range_are_left_to_torch(self):
+        """Their exponentials would be cut off, and nothing would tell."""
+        rows, particles = self.case((1, 2, 90, 32))
+        particles.positions[0, 1, -1] = 100.0
+        assert particles.attend_compiled(*rows) is None
+        particles.positions[0, 1, -1] = -20.0
+        assert particles.attend_compiled(*rows) is not None
+
+    def test_what_rounding_leaves_of_features_is_not_seen(self):
+        """All keys but one are near, and the features of that one are nothing."""
+        (q, k, v, _), particles = self.case((1, 2, 40, 32), window=38)
+        positions = particles.positions.clone()
+        positions[..., 32] += 25.0  # the offset of the queries: exp(25) times as much
+        key = particles.key_tilt
+        k[:, :, 39] = -30 * key / key.norm(dim=-1, keepdim=True) ** 2
+        particles = particles._replace(positions=positions)
+        out = particles.attend_compiled(q, k, v)
+        near = softmax_rows(q[:, :, :1], k[:, :, :39], None) @ v[:, :, :39]
+        torch.testing.assert_close(out[:, :, :1], near, rtol=1e-3, atol=1e-4)
+
     def test_gradients_are_those_of_torch(self):
         (q, k, v, mask), particles = self.case((2, 2, 60, 32), exact_length=40)
         q.requires_grad_()

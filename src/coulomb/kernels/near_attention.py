@@ -13,7 +13,6 @@ import numpy as np
 from coulomb.kernels.gemm import PANEL, aligned, longest, multiply, transpose_panels
 from coulomb.kernels.linear_attention import (
     after,
-    all_finite,
     copy_rows,
     group_rows,
     load_side,
@@ -199,14 +198,6 @@ def _mix_values(scores, width, keys, v, start, block, rows, columns, add):
 
 
 @helper(SUMS)
-def _finite_rows(x, rows, dim):
-    finite = True
-    for r in range(rows):
-        finite &= all_finite(row_of(x, r, dim))
-    return finite
-
-
-@helper(SUMS)
 def _attend_exactly(q, v, out, length, sizes, panels, absent, work):
     """Attend by softmax to the keys of some panels; give whether nothing overflowed."""
     dim, dim_v, _ = sizes
@@ -361,7 +352,6 @@ def attend_near(inputs, shape, out, first, end):
         _load_panels(x, min(there, length), dim, panels)
         own = panels, features, absent, weights[:there], z, sums
         asked = rows_of(q, place)
-        finite &= _finite_rows(asked, length, dim) and all_finite(panels)
         if exact:
             given = scores, totals
             finite &= _attend_exactly(
