@@ -286,13 +286,15 @@ class TestRefusals:
         with pytest.raises(ParameterError, match="linearised already"):
             linearise(fast, tokenizer_for(family), make_texts())
 
-    def test_attention_of_models_that_were_not_linearised(self):
+    def test_attention_of_models_that_were_not_linearised(self, tmp_path):
         register()
-        model = tiny_model("bert")
-        model.config.name_or_path = "one-that-was-trained"
-        model.set_attn_implementation(ATTENTION)
-        with pytest.raises(ParameterError, match=r"Call coulomb\.linearise\.linearise"):
-            hidden(model, batch_of("bert"))
+        tiny_model("bert").save_pretrained(tmp_path)
+        load = transformers.AutoModel.from_pretrained
+        later = load(tmp_path)
+        later.set_attn_implementation(ATTENTION)
+        for model in (later, load(tmp_path, attn_implementation=ATTENTION)):
+            with pytest.raises(ParameterError, match=r"Call coulomb\.linearise\.linear"):
+                hidden(model, batch_of("bert"))
 
     def test_folders_of_other_things(self, tmp_path):
         with pytest.raises(FileFormatError, match=r"no config.json"):

@@ -290,6 +290,21 @@ def test_fresh_models_attend_with_drawn_particles(tmp_path):
     torch.testing.assert_close(ours[real], theirs[real])
 
 
+def test_fresh_models_of_a_saved_configuration(saved, tmp_path):
+    """That of a softmax model, and of a linearised one, whose settings are kept."""
+    tiny_model("bert").save_pretrained(tmp_path)
+    for folder, count in ((tmp_path, 64), (saved[0], 8)):
+        config = transformers.AutoConfig.from_pretrained(folder)
+        model = transformers.AutoModel.from_config(
+            config, attn_implementation="coulomb"
+        ).eval()
+        with torch.no_grad():
+            assert model(**batch_of("bert")).last_hidden_state.isfinite().all()
+        heads = linearised_heads(model)
+        assert [h.particles.shape[1] for h in heads] == [count, count]
+        assert all(h.particles.std() > 0.1 for h in heads)
+
+
 def test_fresh_models_by_their_type():
     values = tiny_model("bert").config.to_diff_dict()
     values.pop("model_type")

@@ -177,8 +177,9 @@ def _spread(x: Tensor, real: Tensor) -> Tensor:
 
 def _fresh_heads(module: Any, query: Tensor) -> LinearisedHeads:
     """Draw heads for a model that is to be trained, when it first attends."""
-    known = type(module).__name__ in PROJECTIONS
-    if not known or module.config.name_or_path:
+    # The mark that transformers leaves on weights it has read; those drawn have none.
+    read = any(hasattr(x, "_is_hf_initialized") for x in module.parameters())
+    if read or type(module).__name__ not in PROJECTIONS:
         raise ParameterError(
             f"`attn_implementation` must not be {ATTENTION!r} for a model that was "
             f"trained with softmax, or is none of {FAMILIES}; got it for a "
