@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -301,7 +302,7 @@ def timed_fit(
         "seed": seed,
         "window": window,
         "n_features": rows,
-        **KINDS[model],
+        **KINDS.get(model, {}),
         **more,
     }
     fast: Any = linearise(teacher, tokenizer, texts, measure=False, **options)
@@ -438,13 +439,26 @@ def run_long(records: Records, data: Data, options: argparse.Namespace) -> None:
     Joined: the class of reviews of one class that follow one another.
     """
     model, tokenizer = load_minilm()
-    ways: dict[str, Any] = {"cut at 512": model, "pieces of 512": model}
-    ways["repeated positions"] = with_positions(model, options.length)
-    ways["stretched positions"] = stretched(model, options.length)
-    key = {"model": "learned", "n_features": options.features[0], "window": 8}
-    key |= {"seed": options.seeds[0]}
-    more = {"max_length": options.length}
-    ways["linear"] = fitted(model, tokenizer, data, records, options.cache, key, more)
+    starts = {"repeated": with_positions(model, options.length)}
+    starts["stretched"] = stretched(model, options.length)
+    ways: dict[str, Any] = {"cut at 512": lambda: model, "pieces of 512": lambda: model}
+    ways |= {f"{x} positions": partial(starts.get, x) for x in starts}
+
+    def linear(kind: str) -> Any:
+        name = "learned" if kind == "repeated" else f"learned, {kind}"
+        key = {"model": name, "n_features": options.features[0], "window": 8}
+        key |= {"seed": options.seeds[0]}
+        more = {"max_length": options.length}
+        given = starts[kind], tokenizer, data, records, options.cache
+        return fitted(*given, key, more)
+
+    def taught(kind: str) -> Any:
+        return taught_by_pieces(linear(kind), model, tokenizer, data, records, options)
+
+    ways["linear"] = lambda: linear("repeated")
+    ways["linear, stretched"] = lambda: linear("stretched")
+    ways["linear, taught by pieces"] = lambda: taught("repeated")
+    ways["linear, stretched, taught by pieces"] = lambda: taught("stretched")
     pair = HALVES[options.halves]
     reviews = sorted(data.read("imdb", pair[0])["text"], key=len)[-pair[1] :]
     cut = [(t[: len(t) // 2], t[len(t) // 2 :]) for t in reviews]
@@ -453,10 +467,13 @@ def run_long(records: Records, data: Data, options: argparse.Namespace) -> None:
             continue
         named = {"part": "long", "way": way, "length": options.length}
         name = f"{way}-{options.length}-{options.features[0]}".replace(" ", "-")
-        embedder = LongEmbedder(name, encoder, tokenizer, options.cache)
+        tasks = [f"halves, {options.halves}"] + ["joined"] * bool(options.joined)
+        if all(records.find(**named, task=task) for task in tasks):
+            continue
+        embedder = LongEmbedder(name, encoder(), tokenizer, options.cache)
         embedder.pieces = way.startswith("pieces")
         length = 512 if way.endswith("512") else options.length
-        task = f"halves, {options.halves}"
+        task = tasks[0]
         if not records.find(**named, task=task):
             sides = [
                 embedder(f"halves-{options.halves}-{i}", [p[i] for p in cut], length)
@@ -481,6 +498,174 @@ def run_long(records: Records, data: Data, options: argparse.Namespace) -> None:
             probe = LogisticRegression(C=PROBE_C, max_iter=2000).fit(*parts["train"])
             row = {"value": float(probe.score(*parts["test"])), "seconds": seconds}
             records.add(**named, task="joined", rows=options.joined, **row)
+
+
+def run_rotary(records: Records, data: Data, options: argparse.Namespace) -> None:
+    """Linearise a small ModernBERT, trained here on masked words of IMDb train.
+
+    Real weights of a long rotary encoder need a download. This one is small: four
+    layers of width 256, the first and the last global, minutes of one core.
+    """
+    tokenizer, model = trained_rotary(records, data, options)
+    count, window = options.features[0], options.windows[0]
+    length = options.length
+    key = {"part": "rotary", "length": length, "n_features": count, "window": window}
+    key |= {"seed": options.seeds[0]}
+    folder = options.cache / f"rotary-linear-{count}-{window}-{options.seeds[0]}"
+    texts = data.fit_texts(options.seeds[0])
+    if not (folder / "config.json").exists():
+        fast: Any = linearise(
+            model, tokenizer, texts, seed=options.seeds[0], n_features=count,
+            window=window, max_length=length, measure=False,
+        )  # fmt: skip
+        told = fast.linearise_summary
+        row = {name: getattr(told, name) for name in ("before", "after", "random")}
+        row |= {"cosine": told.cosine, "cosine_random": told.cosine_random}
+        records.add(**key, task="fit", seconds=told.seconds, **row)
+        fast.save_pretrained(folder)
+    from transformers import AutoModelForMaskedLM
+
+    models = {"softmax": model, "linear": AutoModelForMaskedLM.from_pretrained(folder)}
+    reviews = sorted(data.read("imdb", "test")["text"], key=len)[-400:]
+    order = np.random.default_rng(0).permutation(len(reviews))
+    halves = [(t[: len(t) // 2], t[len(t) // 2 :]) for t in reviews]
+    sides = [
+        [" ".join(halves[j][i] for j in order[n : n + 4]) for n in range(0, 400, 4)]
+        for i in range(2)
+    ]
+    found = {}
+    for name, encoder in models.items():
+        embedder = Embedder(
+            f"rotary-{name}-{folder.name}", encoder.eval().model, tokenizer,
+            options.cache,
+        )  # fmt: skip
+        for cut in (512, length):
+            pair = [embedder(f"side-{i}", side, cut) for i, side in enumerate(sides)]
+            found[name, cut] = pair
+            x, y = (side - side.mean(axis=0) for side in pair)
+            near = (x / np.linalg.norm(x, axis=1, keepdims=True)) @ (
+                y / np.linalg.norm(y, axis=1, keepdims=True)
+            ).T
+            hits = [(near.argmax(axis=a) == np.arange(100)).mean() for a in (1, 0)]
+            named = {**key, "task": "four halves", "model": name, "cut": cut}
+            if not records.find(**named):
+                records.add(**named, first=float(hits[0]), second=float(hits[1]))
+    pairs = (found[name, length] for name in models)
+    cosines = [(a * b).sum(axis=1) for a, b in zip(*pairs, strict=True)]
+    if not records.find(**key, task="cosine"):
+        records.add(**key, task="cosine", value=float(np.mean(cosines)))
+    if not records.find(**key, task="masked words"):
+        records.add(
+            **key, task="masked words", **masked_words(models, tokenizer, sides)
+        )
+    if not records.find(**key, task="speed"):
+        stacks = [Stack(m) for m in models.values()]
+        batch = encode(tokenizer, sides[0][:1], 512)
+        speed = measure_speed(*stacks, batch, LENGTHS, clock=CLOCKS[options.clock])
+        times = {str(n): pair for n, pair in speed.items()}
+        records.add(**key, task="speed", clock=options.clock, **times)
+
+
+@torch.no_grad()
+def masked_words(models: Any, tokenizer: Any, sides: Any) -> dict[str, float]:
+    """Measure the loss on masked words, and KL of the words one expects from both."""
+    source, sums = torch.Generator().manual_seed(0), dict.fromkeys(models, 0.0)
+    divergence, count = 0.0, 0
+    for text in sides[0][:20]:
+        ids = encode(tokenizer, [text], 2048)["input_ids"]
+        chosen = torch.rand(ids.shape, generator=source) < 0.15
+        hidden = ids.masked_fill(chosen, tokenizer.mask_token_id)
+        told = [
+            m(input_ids=hidden).logits[chosen].log_softmax(-1) for m in models.values()
+        ]
+        for name, words in zip(models, told, strict=True):
+            sums[name] -= float(words.gather(1, ids[chosen][:, None]).sum())
+        divergence += float((told[0].exp() * (told[0] - told[1])).sum())
+        count += int(chosen.sum())
+    row = {f"loss_{name}": value / count for name, value in sums.items()}
+    return row | {"divergence": divergence / count, "words": count}
+
+
+SHORT, LONG = (512, 8, 600), (2048, 2, 120)  # tokens, texts of a batch, and steps
+VOCABULARY = 8192
+
+
+def trained_rotary(
+    records: Records, data: Data, options: argparse.Namespace
+) -> tuple[Any, Any]:
+    """Train on packed reviews; interrupted, go on from the last hundredth step.
+
+    The vocabulary is that of BERT without the pieces that are rare here.
+    """
+    from transformers import AutoModelForMaskedLM, BertTokenizerFast, ModernBertConfig
+
+    folder = options.cache / "rotary"
+    folder.mkdir(parents=True, exist_ok=True)
+    reviews = data.read("imdb", "train")["text"]
+    words = folder / "vocab.txt"
+    if not words.exists():
+        path = data.folder / "bert-base-uncased" / "vocab.txt"
+        known = path.read_text(encoding="utf-8").split("\n")[:30522]
+        counts = np.zeros(len(known), int)
+        for row in BertTokenizerFast(str(path))(
+            reviews[:5000], verbose=False
+        ).input_ids:
+            np.add.at(counts, row, 1)
+        special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        single = [w for w in known if len(w.removeprefix("##")) == 1]
+        often = [known[i] for i in np.argsort(-counts)]
+        chosen = dict.fromkeys([*special, *single, *often])
+        words.write_text("\n".join(list(chosen)[:VOCABULARY]), encoding="utf-8")
+    tokenizer = BertTokenizerFast(str(words))
+    if (folder / "config.json").exists():
+        model = AutoModelForMaskedLM.from_pretrained(folder)
+    else:
+        ends = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+        torch.manual_seed(0)
+        model = AutoModelForMaskedLM.from_config(
+            ModernBertConfig(
+                vocab_size=VOCABULARY, hidden_size=256, intermediate_size=384,
+                num_hidden_layers=4, num_attention_heads=4, cls_token_id=2,
+                sep_token_id=3, **ends,
+            )
+        )  # fmt: skip
+    shapes = [x[:2] for x in (SHORT, LONG) for _ in range(x[2])]
+    done = [row["step"] for row in records.rows if row["part"] == "rotary training"]
+    first = max(done, default=0)
+    if first == len(shapes):
+        return tokenizer, model.eval()
+    order = np.random.default_rng(first).permutation(len(reviews))
+    ids = tokenizer([reviews[i] for i in order], verbose=False)["input_ids"]
+    tokens, at = torch.tensor([n for row in ids for n in row[1:]]), 0
+    adam = torch.optim.AdamW(model.parameters(), 1.0, weight_decay=0.01, eps=1e-6)
+    source, losses = torch.Generator().manual_seed(first), []
+    model.train()
+    begun = time.process_time()
+    for step in range(first, len(shapes)):
+        length, rows = shapes[step]
+        part = tokens[at : at + length * rows].view(rows, length)
+        at = (at + length * rows) % (len(tokens) - 8192)
+        chosen = torch.rand(part.shape, generator=source) < 0.3
+        for group in adam.param_groups:
+            rise = min(1, (step + 1) / 40, (step - first + 1) / 10)
+            group["lr"] = 1.5e-3 * rise * (1 - step / len(shapes))
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = part.masked_fill(chosen, tokenizer.mask_token_id)
+            states = model.model(input_ids=hidden).last_hidden_state[chosen]
+            logits = model.decoder(model.head(states)).float()
+        loss = torch.nn.functional.cross_entropy(logits, part[chosen])
+        adam.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        adam.step()
+        losses.append(float(loss))
+        if (step + 1) % 100 == 0 or step + 1 == len(shapes):
+            model.save_pretrained(folder)
+            told = {"loss": float(np.mean(losses[-100:])), "length": length}
+            told |= {"seconds": time.process_time() - begun}
+            records.add(part="rotary training", step=step + 1, **told)
+    tokenizer.save_pretrained(folder)
+    return tokenizer, model.eval()
 
 
 HALVES = {"validation": ("train", 60), "test": ("test", 200)}  # split, and how many
@@ -528,6 +713,50 @@ def joined(
                 size += len(tokenizer(review, verbose=False)["input_ids"])
             texts.append(words)
     return texts, [0] * (count // 2) + [1] * (count // 2)
+
+
+def taught_by_pieces(
+    fast: Any,
+    softmax: Any,
+    tokenizer: Any,
+    data: Data,
+    records: Records,
+    options: argparse.Namespace,
+) -> Any:
+    """Move particles and positions until embeddings are the means of their pieces.
+
+    On long reviews of IMDb train that are not among those of the validation.
+    """
+    held = HALVES["validation"][1]
+    texts = sorted(data.read("imdb", "train")["text"], key=len)[-3 * held : -held]
+    teacher = LongEmbedder("pieces-of-512-teacher", softmax, tokenizer, options.cache)
+    teacher.pieces = True
+    aims = torch.from_numpy(teacher("teach", texts, 512)).float()
+    source = torch.Generator().manual_seed(options.seeds[0])
+    table = fast.embeddings.position_embeddings.weight
+    learned = [heads.particles for heads in linearised_heads(fast)]
+    for parameter in fast.parameters():
+        parameter.requires_grad_(any(parameter is x for x in [table, *learned]))
+    groups = [{"params": learned, "lr": 2e-3}, {"params": [table], "lr": 2e-4}]
+    adam = torch.optim.Adam(groups, betas=(0.9, 0.98))
+    losses = []
+    for step in range(options.teach):
+        for group in adam.param_groups:
+            group.setdefault("first", group["lr"])
+            group["lr"] = group["first"] * (1 - step / options.teach)
+        rows = torch.randint(len(texts), (2,), generator=source).tolist()
+        batch = encode(tokenizer, [texts[i] for i in rows], options.length)
+        hidden = fast(**batch).last_hidden_state
+        found = pool(hidden, batch["attention_mask"].bool())
+        loss = 1 - (found * aims[rows]).sum(dim=-1).mean()
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        losses.append(float(loss))
+    few = max(1, len(losses) // 4)
+    ends = [float(np.mean(part)) for part in (losses[:few], losses[-few:])]
+    records.add(part="taught by pieces", first=ends[0], last=ends[1])
+    return fast.requires_grad_(False)
 
 
 @torch.no_grad()
@@ -695,6 +924,7 @@ PARTS = {
     "speed": run_speed,
     "batches": run_batches,
     "long": run_long,
+    "rotary": run_rotary,
     "ablations": run_ablations,
 }
 
@@ -717,6 +947,7 @@ def main() -> None:
     )
     parser.add_argument("--length", type=int, default=2048, help="of long texts")
     parser.add_argument("--halves", choices=list(HALVES), default="test")
+    parser.add_argument("--teach", type=int, default=50, help="steps, by pieces")
     parser.add_argument("--joined", type=int, default=80, help="texts of each split")
     parser.add_argument(
         "--ways", type=lambda text: text.split(";"), help="of long texts, ; between"

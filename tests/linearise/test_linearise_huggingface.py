@@ -350,21 +350,27 @@ def test_rotary_models_need_no_positions():
     assert n_positions(model) is None
 
 
-def test_nomic_bert():
-    config = transformers.CONFIG_MAPPING["nomic_bert"](
+@pytest.mark.parametrize("kind", ["nomic_bert", "gte", "jina_embeddings_v3"])
+def test_rotary_models_with_exact_heads_are_the_models_themselves(kind, tmp_path):
+    config = transformers.CONFIG_MAPPING[kind](
         vocab_size=64, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=24, initializer_range=0.5, pad_token_id=0,
+        intermediate_size=24, initializer_range=0.5, pad_token_id=0, bos_token_id=2,
+        eos_token_id=3, max_position_embeddings=40,
     )  # fmt: skip
     torch.manual_seed(0)
     model = transformers.AutoModel.from_config(config).eval()
-    kept = linearise(
-        model, tokenizer_for("bert"), make_texts(), keep_exact=[0, 1], **QUICK
-    )
     batch = batch_of("bert")
     real = batch["attention_mask"].bool()
+    given = model, tokenizer_for("bert"), make_texts()
+    kept = linearise(*given, keep_exact=[0, 1], **QUICK)
     torch.testing.assert_close(
         hidden(kept, batch)[real], hidden(model, batch)[real], rtol=1e-4, atol=1e-5
     )
+    fast = linearise(*given, **QUICK)
+    assert sum(fast.linearise_summary.after) < sum(fast.linearise_summary.before)
+    fast.save_pretrained(tmp_path)
+    again = hidden(load_pretrained(tmp_path), batch)
+    torch.testing.assert_close(again[real], hidden(fast, batch)[real])
 
 
 def test_texts_beyond_the_positions_are_refused(tmp_path):

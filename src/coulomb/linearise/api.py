@@ -220,9 +220,9 @@ def linearise(
     Parameters
     ----------
     model
-        A BERT, RoBERTa, DistilBERT, MPNet, ModernBERT or NomicBERT of transformers,
-        with any head; or a torch encoder with `torch.nn.MultiheadAttention`. It is left
-        as it is.
+        A BERT, RoBERTa, DistilBERT, MPNet, ModernBERT, NomicBERT, GTE or Jina v3 of
+        transformers, with any head; or a torch encoder with
+        `torch.nn.MultiheadAttention`. It is left as it is.
     tokenizer
         The tokenizer of the model, or a function of a list of texts that returns the
         keyword arguments of the model.
