@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import product
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from coulomb.linearise import (
     register,
 )
 from coulomb.linearise.heads import softmax_rows
-from coulomb.linearise.huggingface import ATTENTION
+from coulomb.linearise.huggingface import ATTENTION, Int8Linear
 from coulomb.linearise.teacher import (
     PROJECTIONS,
     Recording,
@@ -293,7 +294,7 @@ class TestRefusals:
         later = load(tmp_path)
         later.set_attn_implementation(ATTENTION)
         for model in (later, load(tmp_path, attn_implementation=ATTENTION)):
-            with pytest.raises(ParameterError, match=r"Call coulomb\.linearise\.linear"):
+            with pytest.raises(ParameterError, match=r"coulomb\.linearise\.linearise"):
                 hidden(model, batch_of("bert"))
 
     def test_folders_of_other_things(self, tmp_path):
@@ -399,3 +400,67 @@ def test_transformers_is_imported_only_when_needed():
     ).stdout
     assert out.startswith("False")
     assert "pip install 'coulomb[hf]'" in out
+
+
+class TestInt8:
+    def test_products_are_those_of_rounded_numbers(self):
+        source = torch.Generator().manual_seed(0)
+        plain = torch.nn.Linear(24, 10)
+        layer = Int8Linear(24, 10)
+        layer.load_state_dict(plain.state_dict())
+        x = torch.randn(2, 7, 24, generator=source)
+        x[0, 0] = 0
+        with torch.no_grad():
+            found, wide = layer(x), layer(x.bfloat16())
+            expected = torch.zeros(2, 7, 10, dtype=torch.float64)
+            for place in product(range(2), range(7), range(10)):
+                row, weight = x[place[:2]].double(), plain.weight[place[2]].double()
+                s, t = (v.abs().max().clamp_min(1e-30) / 127 for v in (row, weight))
+                products = (row / s).round() * (weight / t).round()
+                expected[place] = s * t * products.sum() + plain.bias[place[2]]
+            layer.weight.mul_(2)
+            again = layer(x) - layer.bias
+        torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-4)
+        assert wide.dtype == torch.bfloat16
+        torch.testing.assert_close(again, 2 * (found - layer.bias))  # it is not stale
+
+    def test_gradients_are_those_of_the_linear_layer(self):
+        plain, layer = torch.nn.Linear(8, 4), Int8Linear(8, 4)
+        layer.load_state_dict(plain.state_dict())
+        x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(layer(x), plain(x))
+        for each in (plain, layer):
+            each(x).square().sum().backward()
+        torch.testing.assert_close(layer.weight.grad, plain.weight.grad)
+
+    @pytest.mark.parametrize("family", ["bert", "modernbert"])
+    def test_models_are_saved_and_loaded_with_it(self, family, tmp_path):
+        given = tiny_model(family), tokenizer_for(family), make_texts()
+        fast = linearise(*given, int8=True, **QUICK)
+        kinds = [type(m) for m in Stack(fast).blocks.modules()]
+        assert Int8Linear in kinds
+        assert torch.nn.Linear not in kinds
+        summary = fast.linearise_summary
+        assert summary.cosine_int8 == pytest.approx(summary.cosine, abs=0.02)
+        assert f"eight bits {summary.cosine_int8:.4f}" in str(summary)
+        batch = batch_of(family)
+        exact = fast(**batch).last_hidden_state.detach()
+        rough = hidden(fast, batch)
+        real = batch["attention_mask"].bool()
+        assert 0 < (rough - exact)[real].norm() / exact[real].norm() < 0.1
+        fast.save_pretrained(tmp_path)
+        again = load_pretrained(tmp_path)
+        torch.testing.assert_close(hidden(again, batch)[real], rough[real])
+
+    def test_torch_encoders(self):
+        layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        table = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
+
+        def tokenize(texts):
+            batch = tokenizer_for("bert")(texts)
+            padding = ~batch["attention_mask"].bool()
+            return {"src": table[batch["input_ids"]], "src_key_padding_mask": padding}
+
+        fast = linearise(model, tokenize, make_texts(), int8=True, **QUICK)
+        assert fast.linearise_summary.cosine_int8 > 0.9

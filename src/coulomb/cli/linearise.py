@@ -53,6 +53,7 @@ def linearise(
         None, min=2, help="Tokens of the longest text; positions are repeated."
     ),
     window: int = Option(8, min=0, help="Tokens this near are compared exactly."),
+    int8: bool = Option(False, help="Linear layers multiply eight-bit integers."),
     dry_run: bool = Option(False, help="Print what would be done, and end."),
     seed: Seed = 0,
     json: Json = None,
@@ -81,8 +82,7 @@ def linearise(
     from coulomb._support.archive import working_in, write_folder
     from coulomb._support.ranks import Ranks
 
-    real = out.resolve()
-    partial = real.parent / f"{real.name}.partial"
+    partial = Path(f"{out.resolve()}.partial")
     if out.is_dir() and any(out.iterdir()):
         if partial.is_dir():  # killed when its model was there already
             with working_in(partial):
@@ -108,6 +108,7 @@ def linearise(
         max_tokens=max_tokens,
         max_length=max_length,
         window=window,
+        int8=int8,
     )
     if dry_run:
         told = describe(model, tokenizer, lines, settings, seed=seed)

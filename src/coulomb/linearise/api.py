@@ -60,7 +60,7 @@ from coulomb.linearise.heads import (
     check_places,
     untilted,
 )
-from coulomb.linearise.huggingface import with_linearised_heads
+from coulomb.linearise.huggingface import use_int8, with_linearised_heads
 from coulomb.linearise.teacher import (
     FAMILIES,
     Batch,
@@ -99,8 +99,8 @@ class LineariseReport:
         learned, and of FAVOR+ with as many orthogonal random features.
     head_divergence
         For each layer and head, the KL after learning.
-    cosine, cosine_start, cosine_random
-        Mean cosine of embeddings with the teacher's: learned, at the start, and random.
+    cosine, cosine_start, cosine_random, cosine_int8
+        Mean cosine of embeddings with the teacher's; the last with eight-bit integers.
     n_texts, n_held_out
         Texts that were drawn, and those of them that were only looked at.
     seconds
@@ -119,6 +119,7 @@ class LineariseReport:
     cosine: float = float("nan")
     cosine_start: float = float("nan")
     cosine_random: float = float("nan")
+    cosine_int8: float = float("nan")
     n_texts: int = 0
     n_held_out: int = 0
     seconds: float = 0.0
@@ -126,9 +127,7 @@ class LineariseReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Give the numbers as plain data for JSON."""
-        data = dict(vars(self))
-        data["speed"] = {str(n): list(pair) for n, pair in self.speed.items()}
-        return data
+        return dict(vars(self))
 
     def __str__(self) -> str:
         exact = sum(map(len, self.exact_heads))
@@ -139,7 +138,8 @@ class LineariseReport:
             f"{self.seconds:.0f} s of processor time",
             f"cosine with the softmax embedding, held out: {self.cosine:.4f} "
             f"(start {self.cosine_start:.4f}, random features "
-            f"{self.cosine_random:.4f})",
+            f"{self.cosine_random:.4f}"
+            + f", eight bits {self.cosine_int8:.4f})".replace(", eight bits nan", ""),
             "layer   KL start   learned    random",
         ]
         rows = zip(self.before, self.after, self.random, strict=True)
@@ -339,6 +339,9 @@ def linearise(
         distil(student, recorded, held_out, chosen, generator=source, watch=watch)
         report.seconds = learned + process_time() - begun
         report.cosine = cosine_with(held_out, student, chosen.pooling)
+        if chosen.int8:
+            use_int8(student)
+            report.cosine_int8 = cosine_with(held_out, student, chosen.pooling)
         _set_exact_length(student.model, chosen.exact_length)
         if measure and ranks.writes:
             most = n_positions(model) or chosen.max_length or _LONGEST_SHOWN

@@ -4,9 +4,8 @@ Particles start at landmarks of the keys. Features `softmax_m(-|k - c_m|^2 / (2 
 soft assignments of a key to landmarks `c_m`, and a query that weighs landmarks by
 `exp(q . c_m / sqrt(d))` attends to keys through them. The landmarks are k-means centres
 in the metric of the scores `q . k / sqrt(d)`, so that no feature is spent on directions
-no query looks at. Then the particles of a layer descend on an energy: how far its rows
-of attention are from the teacher's. At last all layers together descend on another: how
-far hidden states are from the teacher's.
+no query looks at. Then the particles of a layer descend on how far its rows of
+attention are from the teacher's, and all layers together on how far hidden states are.
 """
 
 import math
@@ -97,8 +96,7 @@ class LineariseSettings:
     repulsion
         `lambda`, the strength of the log repulsion inside a head.
     check_every, patience
-        Held-out texts are looked at so often; a layer stops after so many looks
-        without a gain. The best particles seen are kept.
+        Steps between looks at held-out texts; looks without a gain that end a layer.
     distil_steps, distil_step_size
         Steps of all particles together, on the hidden states of the whole encoder; 0
         steps for none.
@@ -113,8 +111,9 @@ class LineariseSettings:
     batch_tokens, rows
         Tokens of a batch, and queries of each text that are compared in a step.
     long_share
-        The share of tokens in texts over a quarter of `max_length`. Where there are
-        fewer, short texts are joined.
+        The least share of texts over a quarter of `max_length`; short ones are joined.
+    int8
+        Whether linear layers of the result multiply eight-bit integers on the CPU.
     """
 
     n_features: int = 64
@@ -138,6 +137,7 @@ class LineariseSettings:
     batch_tokens: int = 768
     rows: int = 48
     long_share: float = 0.5
+    int8: bool = False
 
     def __post_init__(self) -> None:
         counts = ("n_features", "check_every", "patience", "max_tokens", "rows")

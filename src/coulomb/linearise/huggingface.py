@@ -2,8 +2,7 @@
 
 Attention layers carry `LinearisedHeads`. Their particles are in the state dict and
 their settings in the configuration, so that `save_pretrained`, `from_pretrained`,
-pipelines and the Trainer work as they do for any model. transformers is imported when
-something here is called, not before.
+pipelines and the Trainer work. transformers is imported when something here is called.
 """
 
 import copy
@@ -29,6 +28,7 @@ from coulomb.attention.layers.replace import (
     real_tokens,
     register_configs,
 )
+from coulomb.attention.ops.checks import must_be_traceable
 from coulomb.linearise.heads import LinearisedHeads, near_attention
 from coulomb.linearise.teacher import FAMILIES, Stack
 
@@ -275,10 +275,51 @@ def register() -> None:
     register_configs()
 
 
+class Int8Linear(nn.Linear):
+    """A linear layer that multiplies eight-bit integers where no gradient is needed.
+
+    `y_i = s_i t_o (round(x_i / s_i) . round(w_o / t_o)) + b_o`, `s_i = max |x_i| / 127`
+    of a token and `t_o` of a row of the weight, which is saved as it is.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply; as `nn.Linear` where somebody traces or not on the CPU."""
+        if torch.is_grad_enabled() or must_be_traceable(x) or not x.is_cpu:
+            return super().forward(x)
+        version = 0 if self.weight.is_inference() else self.weight._version
+        found = (self.weight.data_ptr(), version)
+        if vars(self).get("_seen") != found:
+            weight, scale = _to_int8(self.weight.float())
+            vars(self).update(_seen=found, _made=(weight.t().contiguous(), scale.t()))
+        weight, scale = vars(self)["_made"]
+        rows, own = _to_int8(x.reshape(-1, self.in_features).float())
+        out = torch._int_mm(rows, weight).float().mul_(own).mul_(scale)
+        out = out if self.bias is None else out.add_(self.bias)
+        return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+
+def _to_int8(x: Tensor) -> tuple[Tensor, Tensor]:
+    scale = x.abs().amax(dim=-1, keepdim=True).clamp_min(1e-30) / 127
+    return (x / scale).round_().to(torch.int8), scale
+
+
+def use_int8(stack: Stack) -> None:
+    """Let the linear layers of an encoder's blocks multiply eight-bit integers."""
+    for module in stack.blocks.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = Int8Linear
+    config: Any = getattr(stack.model, "config", None)
+    if hasattr(config, "coulomb"):
+        config.coulomb["int8"] = True
+
+
 def _attach(model: Any, settings: Mapping[str, Any]) -> None:
     """Give every attention layer its heads, with particles still to be filled."""
     options = dict(settings)
-    sites = Stack(model).sites
+    stack = Stack(model)
+    sites = stack.sites
+    if options.pop("int8", False):
+        use_int8(stack)
     exact = options.pop("exact_heads", [()] * len(sites))
     for site, heads in zip(sites, exact, strict=True):
         layer: Any = site.module

@@ -492,8 +492,8 @@ def numbers_beside_bag_of_words(corpus: Corpus, predictions: Tensor) -> dict[str
 
 def _judged(scores: Tensor, labels: Tensor) -> dict[str, float]:
     temperature = fit_temperature(scores, labels)
-    found = {"temperature": temperature}
-    found["accuracy"] = float((scores.argmax(dim=-1) == labels).double().mean())
+    right = (scores.argmax(dim=-1) == labels).double()
+    found = {"temperature": temperature, "accuracy": float(right.mean())}
     for after, heat in (("", 1.0), ("_at_temperature", temperature)):
         cooled = (scores / heat).log_softmax(dim=-1)
         found[f"log_loss{after}"] = float(nn.functional.nll_loss(cooled, labels))
@@ -507,12 +507,8 @@ def _by_bag_of_words(corpus: Corpus, kind: str, split: str) -> Numbers:
     from sklearn.linear_model import LogisticRegression
 
     train, scored = corpus.split("train"), corpus.split(split)
-    words = CountVectorizer(
-        binary=True,
-        token_pattern=r"\S+",
-        lowercase=True,
-        ngram_range=(1, 2) if kind == "nb-bigrams" else (1, 1),
-    )
+    grams = (1, 2) if kind == "nb-bigrams" else (1, 1)
+    words = CountVectorizer(binary=True, token_pattern=r"\S+", ngram_range=grams)
     X = words.fit_transform([_joined(text) for text in train.texts]).astype(float)
     new = words.transform([_joined(text) for text in scored.texts]).astype(float)
     y = np.asarray(train.labels)

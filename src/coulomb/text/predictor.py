@@ -54,27 +54,24 @@ class Predictor:
         encoder: Path | None = None,
     ) -> None:
         self.config, self.vocabulary = config, vocabulary
-        self.model: Any = None
-        if config.settings.model.encoder:
-            self.encoder = encoder or pretrained.find_encoder(
-                config.settings.model.encoder
-            )
+        self.model: Any
+        named, n_layers = config.settings.model.encoder, config.settings.model.n_layers
+        if named:
+            self.encoder = encoder or pretrained.find_encoder(named)
             self.model = pretrained.with_shape(self.encoder, config, weights)
             check_tensors(source, weights, self.model.state_dict())
-            self.model.load_state_dict(weights)
-            self.model.eval()
-            return
-        sizes = {"vocab_size": vocabulary.size, "n_classes": len(config.classes)}
-        build = partial(build_model, config.settings, kind=config.kind, **sizes)
-        # Layers cost time to make even where no memory is behind their tensors.
-        if config.settings.model.n_layers > len(weights):
-            raise FileFormatError(
-                f"{source} has {len(weights)} tensors, too few for `n_layers` = "
-                f"{config.settings.model.n_layers} of {CONFIG}."
-            )
-        with torch.device("meta"):
-            check_tensors(source, weights, build().state_dict())
-        self.model = build()
+        else:
+            sizes = {"vocab_size": vocabulary.size, "n_classes": len(config.classes)}
+            build = partial(build_model, config.settings, kind=config.kind, **sizes)
+            # Layers cost time to make even where no memory is behind their tensors.
+            if n_layers > len(weights):
+                raise FileFormatError(
+                    f"{source} has {len(weights)} tensors, too few for `n_layers` = "
+                    f"{n_layers} of {CONFIG}."
+                )
+            with torch.device("meta"):
+                check_tensors(source, weights, build().state_dict())
+            self.model = build()
         self.model.load_state_dict(weights)
         self.model.eval()
 
@@ -109,8 +106,7 @@ class Predictor:
 
         The head is in `head.safetensors`, "weight" and "bias", for the pooled last
         states of a text (their mean, or the first with `pooling="cls"`), or for each
-        token; the configuration has the names of the classes, `id2label`. Before a
-        linear encoder is loaded, call `coulomb.linearise.register()`.
+        token; the configuration has the names of the classes, `id2label`.
 
         Parameters
         ----------
@@ -164,14 +160,14 @@ class Predictor:
         numpy.ndarray
             Shape `(texts, classes)`; rows sum to one.
         """
-        if self.config.kind == "token":
+        others = {
+            "token": ("tags words", "tag"),
+            "number": ("gives numbers", "predict"),
+        }
+        if self.config.kind in others:
+            does, use = others[self.config.kind]
             raise ParameterError(
-                f"`run` must classify texts; this one tags words ({CONFIG}). Use `tag`."
-            )
-        if self.config.kind == "number":
-            raise ParameterError(
-                f"`run` must classify texts; this one gives numbers ({CONFIG}). Use "
-                "`predict`."
+                f"`run` must classify texts; this one {does} ({CONFIG}). Use `{use}`."
             )
         scores = log_probabilities(self.model, self._rows(texts))
         return scores.double().softmax(dim=-1).numpy()
@@ -190,10 +186,7 @@ class Predictor:
             One class, or number, per text.
         """
         if self.config.kind == "number":
-            numbers: list[Any] = outputs_of(self.model, self._rows(texts))[
-                :, 0
-            ].tolist()
-            return numbers
+            return list(outputs_of(self.model, self._rows(texts))[:, 0].tolist())
         best = self.predict_proba(texts).argmax(axis=1)
         return [self.classes[number] for number in best]
 
@@ -281,11 +274,7 @@ class Predictor:
 
     def _encode(self, split: Split) -> Any:
         pairs = self.config.data.get("pairs")  # not known of runs before it was kept
-        if self.config.kind != "token" and isinstance(pairs, bool):
+        kind, most = self.config.kind, self.config.settings.model.max_length
+        if kind != "token" and isinstance(pairs, bool):
             check_pairs(split.texts, pairs)
-        return encode_split(
-            self.vocabulary,
-            split,
-            kind=self.config.kind,
-            max_length=self.config.settings.model.max_length,
-        )
+        return encode_split(self.vocabulary, split, kind=kind, max_length=most)

@@ -1,8 +1,7 @@
 """Pretrained encoders: found, made linear on a run's own texts, packed, exported.
 
-A pretrained encoder is run on tokens that follow one another, without padding: only its
-attention is told where texts begin and end. In the folder of a run it is a folder of
-its own, `encoder`, as `save_pretrained` writes it.
+It is run on tokens that follow one another, without padding: only its attention is told
+where texts begin and end. In a run it is in the folder `encoder`.
 """
 
 import copy
@@ -193,10 +192,8 @@ class PretrainedEncoder(nn.Module):
         """Give the last state of every token, and where texts begin and end."""
         layout = Layout(batch.cu_seqlens, batch.cu_seqlens.cpu().numpy())
         first = self.body.config.pad_token_id + 1 if self.kind in _BEGIN_LATE else 0
-        given = {
-            "input_ids": batch.token_ids,
-            "position_ids": layout.positions + first,
-        }
+        places = layout.positions + first
+        given = {"input_ids": batch.token_ids, "position_ids": places}
         if self.kind == "bert" and batch.parts is not None:
             given["token_type_ids"] = batch.parts
         if self.kind == "mpnet":
@@ -309,11 +306,11 @@ def with_shape(
     linear = any(name.endswith(".coulomb.particles") for name in weights)
     if linear and not str(body.config.model_type).startswith("coulomb-"):
         asked, stack = config.settings.model, Stack(body)
-        exact = [()] * len(stack.sites)
-        options: dict[str, Any] = {"feature_map": DEFAULT_MAP}
+        window = 0 if stack.has_bias else asked.window
+        options: dict[str, Any] = {"feature_map": DEFAULT_MAP, "window": window}
         options |= {"n_features": asked.n_features}
-        options |= {"window": 0 if stack.has_bias else asked.window}
-        body = huggingface.with_linearised_heads(body, exact_heads=exact, **options)
+        options |= {"exact_heads": [()] * len(stack.sites)}
+        body = huggingface.with_linearised_heads(body, **options)
     return wrap(body, config.settings, config.kind, len(config.classes))
 
 
@@ -324,10 +321,9 @@ def choose_attention(
     if settings.model.attention != "auto":
         return settings.model.attention, ()
     usual = float(torch.quantile(rows.lengths.double(), 0.95))
-    chosen = "linear" if usual >= LONG else "softmax"
-    told = "from 500 tokens on linear attention is faster"
-    if chosen == "softmax":
-        told = "below 500 tokens linear attention is not faster"
+    chosen, told = "softmax", "below 500 tokens linear attention is not faster"
+    if usual >= LONG:
+        chosen, told = "linear", "from 500 tokens on linear attention is faster"
     return chosen, (
         f"Attention is {chosen}: 95 % of the training texts have at most {usual:.0f} "
         f"tokens, and {told}.",

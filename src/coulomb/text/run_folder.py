@@ -126,25 +126,17 @@ def load_corpus(folder: Path, config: Config, corpus: Corpus | None) -> Corpus:
 
 
 def write_run(folder: Path, config: Config, vocabulary: "Vocabulary") -> None:
-    """Write what a run was asked and with which packages, the configuration last.
-
-    A folder with a configuration is a run that can be resumed.
-    """
+    """Write what was asked; last the configuration: with it a run can be resumed."""
     for label in config.classes:
         if not isinstance(label, str | int | float | bool):
             raise ParameterError(
                 "`label` must be a string or a number to be saved; got "
                 f"{type(label).__name__} {label!r}."
             )
-    text = vocabulary.to_json()
     archive.write_json(folder / ENVIRONMENT, describe_environment())
-    archive.write_bytes(folder / VOCABULARY, text.encode())
-    values = config._asdict() | {
-        "format": FORMAT,
-        "settings": config.settings.plain(),
-        "classes": list(config.classes),
-    }
-    archive.write_json(folder / CONFIG, values)
+    archive.write_bytes(folder / VOCABULARY, vocabulary.to_json().encode())
+    plain = {"settings": config.settings.plain(), "classes": list(config.classes)}
+    archive.write_json(folder / CONFIG, config._asdict() | plain | {"format": FORMAT})
 
 
 def read_config(folder: Path) -> Config:

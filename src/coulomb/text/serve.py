@@ -28,12 +28,7 @@ try:
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import (
-        HTMLResponse,
-        JSONResponse,
-        PlainTextResponse,
-        Response,
-    )
+    from starlette.responses import JSONResponse, PlainTextResponse, Response
     from starlette.routing import Route
 except ImportError as error:
     raise ParameterError(
@@ -268,7 +263,7 @@ def make_app(
     page = files("coulomb.text").joinpath("assets/serve.html").read_text("utf-8")
 
     async def show_page(_: Request) -> Response:
-        return HTMLResponse(page, headers=_SAFE)
+        return Response(page, headers=_SAFE, media_type="text/html")
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -138,15 +138,9 @@ def set_up(
 ) -> Setup:
     """Tokenise a corpus and draw the encoder, or load a pretrained one."""
     names = dict.fromkeys(("train", "validation", corpus.reported_on))
-    rows = {
-        name: encode_split(
-            vocabulary,
-            corpus.split(name),
-            kind=corpus.kind,
-            max_length=settings.model.max_length,
-        )
-        for name in names
-    }
+    kind, most = corpus.kind, settings.model.max_length
+    encode = partial(encode_split, vocabulary, kind=kind, max_length=most)
+    rows = {name: encode(corpus.split(name)) for name in names}
     full: Encoder
     notes: tuple[str, ...] = ()
     attention = settings.model.attention
@@ -160,7 +154,7 @@ def set_up(
         )
     else:
         sizes = {"vocab_size": vocabulary.size, "n_classes": len(corpus.classes)}
-        full = build_model(settings, kind=corpus.kind, **sizes)
+        full = build_model(settings, kind=kind, **sizes)
     always = torch.tensor([vocabulary.unknown])
     if settings.train.rare_tokens:
         counts = torch.bincount(rows["train"].token_ids, minlength=vocabulary.size)
