@@ -586,7 +586,7 @@ def masked_words(models: Any, tokenizer: Any, sides: Any) -> dict[str, float]:
     return row | {"divergence": divergence / count, "words": count}
 
 
-SHORT, LONG = (512, 8, 600), (2048, 2, 120)  # tokens, texts of a batch, and steps
+SHORT, LONG = (512, 8, 400), (2048, 2, 70)  # tokens, texts of a batch, and steps
 VOCABULARY = 8192
 
 
