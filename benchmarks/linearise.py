@@ -6,6 +6,9 @@
     python benchmarks/linearise.py --json FILE --only speed --threads 2
     python benchmarks/linearise.py --json FILE --only batches --threads 2
     python benchmarks/linearise.py --json FILE --only long --length 2048
+    python benchmarks/linearise.py --json FILE --only rotary --clock cpu
+    python benchmarks/linearise.py --json FILE --only precision --clock cpu
+    python benchmarks/linearise.py --json FILE --only onnx --clock cpu
     python benchmarks/linearise.py --json FILE --only ablations
     python benchmarks/linearise.py --json FILE --limit imdb=500,sst2=8000 --probes mrpc
 
@@ -19,6 +22,7 @@ SST-2 are left out. Test splits are read here only.
 """
 
 import argparse
+import copy
 import json
 import os
 import re
@@ -48,7 +52,7 @@ from coulomb.linearise import LineariseSettings, linearise, linearised_heads
 from coulomb.linearise.api import cosine_with, measure_speed, random_student
 from coulomb.linearise.fit import AbstractImitation, imitations, pool
 from coulomb.linearise.heads import HeadParticles, softmax_scores
-from coulomb.linearise.huggingface import with_linearised_heads
+from coulomb.linearise.huggingface import use_int8, with_linearised_heads
 from coulomb.linearise.teacher import (
     Recording,
     Rows,
@@ -484,7 +488,16 @@ def run_long(records: Records, data: Data, options: argparse.Namespace) -> None:
                 (near.argmax(axis=a) == np.arange(len(cut))).mean() for a in (1, 0)
             ]
             first, second = map(float, found)
-            records.add(**named, task=task, first=first, second=second, rows=len(cut))
+            own = margins(near)
+            told = {"margin": float(own.mean()), "rows": len(cut)}
+            kept = options.cache / f"margins-{options.halves}-{options.length}.npy"
+            if way.startswith("pieces"):
+                np.save(kept, own)
+            elif kept.exists():  # the rows are the same
+                gap = own - np.load(kept)
+                error = gap.std(ddof=1) / len(gap) ** 0.5
+                told |= {"against": float(gap.mean()), "error": float(error)}
+            records.add(**named, task=task, first=first, second=second, **told)
         if options.joined and not records.find(**named, task="joined"):
             parts = {}
             for split in ("train", "test"):
@@ -498,6 +511,96 @@ def run_long(records: Records, data: Data, options: argparse.Namespace) -> None:
             probe = LogisticRegression(C=PROBE_C, max_iter=2000).fit(*parts["train"])
             row = {"value": float(probe.score(*parts["test"])), "seconds": seconds}
             records.add(**named, task="joined", rows=options.joined, **row)
+
+
+def run_precision(records: Records, data: Data, options: argparse.Namespace) -> None:
+    """Time one text of 482 tokens in three precisions; cosines on texts of train."""
+    model, tokenizer = load_minilm()
+    key = {"model": "learned", "n_features": options.features[0]}
+    key |= {"window": options.windows[0], "seed": options.seeds[0]}
+    fast = fitted(model, tokenizer, data, records, options.cache, key)
+    sentences = data.read("rotten_tomatoes", "validation", 200)["text"]
+    looks = {"sentences": sentences, "reviews": data.fit_texts(99, 0, 20)}
+    text = dict(encode(tokenizer, [" ".join(looks["reviews"])], 482))
+    for name, float32 in (("softmax", model), ("linear", fast)):
+        about = {"part": "precision", **key, "model": name, "clock": options.clock}
+        if records.find(**about):
+            continue
+        int8 = copy.deepcopy(float32)
+        use_int8(Stack(int8))
+        kinds = {"float32": float32, "bfloat16": Half(float32), "int8": int8}
+        best = dict.fromkeys(kinds, float("inf"))
+        for _ in range(5):  # in turns; the best counts
+            times = in_turns(kinds, [text], options.clock, 1)
+            best = {kind: min(best[kind], times[kind]) for kind in kinds}
+        cosines = {}
+        for look, texts in looks.items():
+            found = {k: embed(m, tokenizer, texts, 512) for k, m in kinds.items()}
+            for kind in ("bfloat16", "int8"):
+                both = (found[kind] * found["float32"]).sum(axis=1)
+                cosines[f"{kind} {look}"] = float(both.mean())
+        records.add(**about, **best, **cosines)
+
+
+class Half(torch.nn.Module):
+    """A model whose products are of bfloat16."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def forward(self, **batch: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            out = self.model(**batch)
+        out["last_hidden_state"] = out.last_hidden_state.float()
+        return out
+
+
+def run_onnx(records: Records, data: Data, options: argparse.Namespace) -> None:
+    """Time both encoders, exported with two dynamic axes, in onnxruntime."""
+    import onnxruntime
+
+    model, tokenizer = load_minilm()
+    model = with_positions(model, options.length)
+    models = {"softmax": model, "linear": untrained(model, 64, options.windows[0])}
+    about = {"part": "onnx", "window": options.windows[0], "clock": options.clock}
+    about |= {"threads": options.threads}
+    lengths = [n for n in (128, 482, 1024, 2048) if n <= options.length]
+    if all(records.find(**about, length=n) for n in lengths):
+        return
+    free = dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC)
+    ids = encode(tokenizer, [" ".join(data.fit_texts(99, 0, 20))], options.length)
+    batch = {name: ids[name] for name in ("input_ids", "attention_mask")}
+    asked = onnxruntime.SessionOptions()
+    asked.intra_op_num_threads = options.threads
+    sessions = {}
+    for name, each in models.items():
+        path = options.cache / f"{name}-{options.windows[0]}.onnx"
+        if not path.exists():
+            options.cache.mkdir(parents=True, exist_ok=True)
+            example = {n: x[:, :40].repeat(2, 1) for n, x in batch.items()}
+            shapes = {"dynamic_shapes": dict.fromkeys(example, free)}
+            program = torch.onnx.export(
+                each, kwargs=example, dynamo=True, verbose=False,
+                output_names=["last_hidden_state"], **shapes,
+            )  # fmt: skip
+            program.save(path)
+        sessions[name] = onnxruntime.InferenceSession(str(path), asked)
+    now = CLOCKS[options.clock]
+    for length in lengths:
+        text = {name: x[:, :length] for name, x in batch.items()}
+        given = {name: x.numpy() for name, x in text.items()}
+        best = dict.fromkeys(models, float("inf"))
+        errors = {}
+        for turn, (name, session) in product(range(4), sessions.items()):
+            begun = now()
+            out = session.run(["last_hidden_state"], given)[0]
+            best[name] = min(best[name], now() - begun) if turn else best[name]
+            if not turn:
+                with torch.no_grad():
+                    gap = models[name](**text).last_hidden_state.numpy() - out
+                errors[f"error_{name}"] = float(abs(gap).max())
+        records.add(**about, length=length, **best, **errors)
 
 
 def run_rotary(records: Records, data: Data, options: argparse.Namespace) -> None:
@@ -558,12 +661,23 @@ def run_rotary(records: Records, data: Data, options: argparse.Namespace) -> Non
         records.add(
             **key, task="masked words", **masked_words(models, tokenizer, sides)
         )
+    if not records.find(**key, task="uniform"):
+        rows = Recording(Stack(model), [encode(tokenizer, sides[0][:4], length)])
+        flat = [float(_from_uniform(layer[0]).mean()) for layer in rows.layers()]
+        records.add(**key, task="uniform", divergence=flat)
     if not records.find(**key, task="speed"):
         stacks = [Stack(m) for m in models.values()]
         batch = encode(tokenizer, sides[0][:1], 512)
         speed = measure_speed(*stacks, batch, LENGTHS, clock=CLOCKS[options.clock])
         times = {str(n): pair for n, pair in speed.items()}
         records.add(**key, task="speed", clock=options.clock, **times)
+
+
+def _from_uniform(rows: Rows) -> torch.Tensor:
+    """Measure KL of the teacher's rows from those of plain averaging, by head."""
+    entropy = torch.special.entr(rows.softmax()).sum(dim=-1)
+    count = rows.key_mask.sum(dim=1).to(entropy.dtype)
+    return rows.mean(count.log()[:, None, None] - entropy)
 
 
 @torch.no_grad()
@@ -715,6 +829,15 @@ def joined(
     return texts, [0] * (count // 2) + [1] * (count // 2)
 
 
+def margins(near: np.ndarray) -> np.ndarray:
+    """Compare the similarity to one's own with the others', in their deviations."""
+    own, rows = np.diag(near), []
+    for sides in (near, near.T):
+        others = sides[~np.eye(len(near), dtype=bool)].reshape(len(near), -1)
+        rows.append((own - others.mean(axis=1)) / others.std(axis=1))
+    return np.mean(rows, axis=0)
+
+
 def taught_by_pieces(
     fast: Any,
     softmax: Any,
@@ -752,7 +875,7 @@ def taught_by_pieces(
         adam.zero_grad()
         loss.backward()
         adam.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     few = max(1, len(losses) // 4)
     ends = [float(np.mean(part)) for part in (losses[:few], losses[-few:])]
     records.add(part="taught by pieces", first=ends[0], last=ends[1])
@@ -925,6 +1048,8 @@ PARTS = {
     "batches": run_batches,
     "long": run_long,
     "rotary": run_rotary,
+    "precision": run_precision,
+    "onnx": run_onnx,
     "ablations": run_ablations,
 }
 
