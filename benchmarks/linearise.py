@@ -360,6 +360,9 @@ def run_batches(records: Records, data: Data, options: argparse.Namespace) -> No
     models = {"softmax": model, "linear": untrained(model, count, window)}
     models["padded"] = untrained(model, count, window)
     vars(models["padded"])["packs_padding"] = False
+    models |= {f"{name} int8": copy.deepcopy(models[name]) for name in list(models)[:2]}
+    for name in list(models)[-2:]:
+        use_int8(Stack(models[name]))
     sentences = data.read("rotten_tomatoes", "test", 128)["text"]
     reviews = data.read("imdb", "test", 64)["text"]
     mixed = [*sentences[:32], *reviews[:32]]
@@ -371,7 +374,8 @@ def run_batches(records: Records, data: Data, options: argparse.Namespace) -> No
         key = {"part": "batches", "name": name, "by_length": by_length}
         key |= {"threads": torch.get_num_threads(), "clock": options.clock}
         key |= {"n_features": count, "window": window}
-        if records.find(**key):
+        wanted = options.names is None or name in options.names
+        if not wanted or records.find(**key):
             continue
         texts = sorted(texts, key=len) if by_length else texts
         parts = [texts[i : i + 32] for i in range(0, len(texts), 32)]
@@ -514,32 +518,48 @@ def run_long(records: Records, data: Data, options: argparse.Namespace) -> None:
 
 
 def run_precision(records: Records, data: Data, options: argparse.Namespace) -> None:
-    """Time one text of 482 tokens in three precisions; cosines on texts of train."""
+    """Time one text in three precisions; cosines on validation texts and train."""
     model, tokenizer = load_minilm()
     key = {"model": "learned", "n_features": options.features[0]}
     key |= {"window": options.windows[0], "seed": options.seeds[0]}
     fast = fitted(model, tokenizer, data, records, options.cache, key)
     sentences = data.read("rotten_tomatoes", "validation", 200)["text"]
     looks = {"sentences": sentences, "reviews": data.fit_texts(99, 0, 20)}
-    text = dict(encode(tokenizer, [" ".join(looks["reviews"])], 482))
     for name, float32 in (("softmax", model), ("linear", fast)):
-        about = {"part": "precision", **key, "model": name, "clock": options.clock}
+        about = {"part": "precision", **key, "model": name}
         if records.find(**about):
             continue
-        int8 = copy.deepcopy(float32)
-        use_int8(Stack(int8))
-        kinds = {"float32": float32, "bfloat16": Half(float32), "int8": int8}
-        best = dict.fromkeys(kinds, float("inf"))
-        for _ in range(5):  # in turns; the best counts
-            times = in_turns(kinds, [text], options.clock, 1)
-            best = {kind: min(best[kind], times[kind]) for kind in kinds}
         cosines = {}
         for look, texts in looks.items():
-            found = {k: embed(m, tokenizer, texts, 512) for k, m in kinds.items()}
+            found = {
+                kind: embed(each, tokenizer, texts, 512)
+                for kind, each in precisions(float32).items()
+            }
             for kind in ("bfloat16", "int8"):
                 both = (found[kind] * found["float32"]).sum(axis=1)
                 cosines[f"{kind} {look}"] = float(both.mean())
-        records.add(**about, **best, **cosines)
+        records.add(**about, **cosines)
+    longer = with_positions(model, max(LENGTHS))
+    both = {"softmax": longer, "linear": untrained(longer, 64, options.windows[0])}
+    kinds = {
+        f"{name} {kind}": each
+        for name, float32 in both.items()
+        for kind, each in precisions(float32).items()
+    }
+    text = encode(tokenizer, [" ".join(3 * looks["reviews"])], max(LENGTHS))
+    for length in LENGTHS:
+        about = {"part": "precision", "length": length, "clock": options.clock}
+        if not records.find(**about):
+            cut = {name: x[:, :length] for name, x in text.items()}
+            times = in_turns(kinds, [cut], options.clock, 4 if length < 8192 else 1)
+            records.add(**about, **times)
+
+
+def precisions(model: Any) -> dict[str, Any]:
+    """Give an encoder with its products in float32, bfloat16 and eight bits."""
+    int8 = copy.deepcopy(model)
+    use_int8(Stack(int8))
+    return {"float32": model, "bfloat16": Half(model), "int8": int8}
 
 
 class Half(torch.nn.Module):
@@ -1068,7 +1088,9 @@ def main() -> None:
     parser.add_argument("--cosines", default=list(COSINES), **words)
     parser.add_argument("--models", default=["random", "learned"], **words)
     parser.add_argument(
-        "--names", type=lambda text: text.split(";"), help="ablations, ; between"
+        "--names",
+        type=lambda text: text.split(";"),
+        help="ablations, or sets of texts, ; between",
     )
     parser.add_argument("--length", type=int, default=2048, help="of long texts")
     parser.add_argument("--halves", choices=list(HALVES), default="test")
