@@ -47,9 +47,10 @@ def test_linearise_saves_a_model_that_loads(folder, tmp_path):
     out = run(
         "linearise", folder, "--texts", folder / "texts.txt", "--out", tmp_path / "out",
         "--n-features", 8, "--steps", 5, "--distil-steps", 2, "--keep-exact", "0.1",
-        "--json", tmp_path / "numbers.json",
+        "--json", tmp_path / "numbers.json", "--int8",
     )  # fmt: skip
     assert "cosine with the softmax embedding" in out
+    assert "eight bits" in out
     assert "tokens:" not in out  # the model reads 40
     model = load_pretrained(tmp_path / "out")
     assert [heads.exact_heads for heads in linearised_heads(model)] == [(1,), ()]
@@ -58,6 +59,8 @@ def test_linearise_saves_a_model_that_loads(folder, tmp_path):
     assert len(pipe("abc")[0][0]) == 16
     numbers = json.loads((tmp_path / "numbers.json").read_text())
     assert numbers["exact_heads"] == [[1], []]
+    assert 0.5 < numbers["cosine_int8"] < 1
+    assert model.config.coulomb["int8"]
     assert numbers["speed"] == {}
 
 

@@ -119,7 +119,7 @@ class LineariseReport:
     cosine: float = float("nan")
     cosine_start: float = float("nan")
     cosine_random: float = float("nan")
-    cosine_int8: float = float("nan")
+    cosine_int8: float | None = None
     n_texts: int = 0
     n_held_out: int = 0
     seconds: float = 0.0
@@ -139,7 +139,7 @@ class LineariseReport:
             f"cosine with the softmax embedding, held out: {self.cosine:.4f} "
             f"(start {self.cosine_start:.4f}, random features "
             f"{self.cosine_random:.4f}"
-            + f", eight bits {self.cosine_int8:.4f})".replace(", eight bits nan", ""),
+            + (f", eight bits {self.cosine_int8:.4f})" if self.cosine_int8 else ")"),
             "layer   KL start   learned    random",
         ]
         rows = zip(self.before, self.after, self.random, strict=True)
