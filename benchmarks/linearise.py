@@ -522,7 +522,8 @@ def run_precision(records: Records, data: Data, options: argparse.Namespace) -> 
     model, tokenizer = load_minilm()
     key = {"model": "learned", "n_features": options.features[0]}
     key |= {"window": options.windows[0], "seed": options.seeds[0]}
-    fast = fitted(model, tokenizer, data, records, options.cache, key)
+    more = {"max_length": options.length}
+    fast = fitted(model, tokenizer, data, records, options.cache, key, more)
     sentences = data.read("rotten_tomatoes", "validation", 200)["text"]
     looks = {"sentences": sentences, "reviews": data.fit_texts(99, 0, 20)}
     for name, float32 in (("softmax", model), ("linear", fast)):
@@ -551,7 +552,7 @@ def run_precision(records: Records, data: Data, options: argparse.Namespace) -> 
         about = {"part": "precision", "length": length, "clock": options.clock}
         if not records.find(**about):
             cut = {name: x[:, :length] for name, x in text.items()}
-            times = in_turns(kinds, [cut], options.clock, 4 if length < 8192 else 1)
+            times = in_turns(kinds, [cut], options.clock, 3 if length < 2048 else 1)
             records.add(**about, **times)
 
 
