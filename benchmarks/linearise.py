@@ -674,9 +674,13 @@ def run_rotary(records: Records, data: Data, options: argparse.Namespace) -> Non
             named = {**key, "task": "four halves", "model": name, "cut": cut}
             if not records.find(**named):
                 records.add(**named, first=float(hits[0]), second=float(hits[1]))
-    pairs = (found[name, length] for name in models)
-    cosines = [(a * b).sum(axis=1) for a, b in zip(*pairs, strict=True)]
     if not records.find(**key, task="cosine"):
+        cosines = []
+        for pair in zip(*(found[name, length] for name in models), strict=True):
+            # The mean of all texts is most of an embedding here.
+            x, y = (side - pair[0].mean(axis=0) for side in pair)
+            norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+            cosines.append((x * y).sum(axis=1) / norms)
         records.add(**key, task="cosine", value=float(np.mean(cosines)))
     if not records.find(**key, task="masked words"):
         records.add(
