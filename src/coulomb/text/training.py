@@ -508,11 +508,8 @@ class Trainer:
                 # The mean over all ranks' gradients is that of the whole batch's mean;
                 # rows too few to be shared are seen by all.
                 seen = ranks.world if len(lengths) < ranks.world else 1
-                numbers = batch.labels.is_floating_point()
-                counted = (
-                    len(lengths) if numbers else int((batch.labels != IGNORED).sum())
-                )
-                loss = loss * ranks.world / (seen * max(1, counted))
+                known = (batch.labels != IGNORED) | batch.labels.is_floating_point()
+                loss = loss * ranks.world / (seen * max(1, int(known.sum())))
             loss.backward()  # type: ignore[no-untyped-call]
         told = loss.detach() / ranks.world
         ranks.add([told])
