@@ -6,7 +6,7 @@ where texts begin and end. In a run it is in the folder `encoder`.
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +22,11 @@ from coulomb._support.errors import FileFormatError, ParameterError
 from coulomb.attention.encoder.encoder import EncoderSettings
 from coulomb.attention.encoder.layout import Layout, TokenBatch
 from coulomb.attention.layers.base import in_mode, make_linear
+from coulomb.attention.layers.replace import ROTARY_TYPES
 from coulomb.features import DEFAULT_MAP
 from coulomb.linearise import huggingface
 from coulomb.linearise.api import linearise, linearised_heads
+from coulomb.linearise.heads import in_band
 from coulomb.linearise.huggingface import transformers
 from coulomb.linearise.teacher import FAMILIES, MODEL_TYPES, Stack, with_positions
 from coulomb.text import evaluate
@@ -107,10 +109,11 @@ def load_body(folder: Path, max_length: int) -> Any:
     huggingface.register()
     with huggingface.reading(folder) as config:
         kind = str(config.model_type).removeprefix("coulomb-")
-        if kind not in MODEL_TYPES:
+        if kind not in (*MODEL_TYPES, *ROTARY_TYPES):
             raise ParameterError(
-                f"`encoder` must be of one of the families {FAMILIES}; {str(folder)!r} "
-                f"is of the type {config.model_type!r:.40}."
+                f"`encoder` must be of one of the families {FAMILIES}, "
+                f"{', '.join(ROTARY_TYPES.values())}; {str(folder)!r} is of the type "
+                f"{config.model_type!r:.40}."
             )
         auto = transformers().AutoModel
         body = huggingface.load_weights(auto, folder, config=config)
@@ -136,9 +139,11 @@ def _attend(
     if heads is None:
         sizes = layout.lengths.tolist()
         split = [torch.split(x, sizes, dim=2) for x in (query, key, value)]
-        texts = zip(*split, strict=True)
-        attend = functional.scaled_dot_product_attention
-        parts = [attend(q, k, v, dropout_p=rate) for q, k, v in texts]
+        near: Any = getattr(module, "sliding_window", None)  # counts the token itself
+        parts = []
+        for n, q, k, v in zip(sizes, *split, strict=True):
+            band = in_band(None, n, n, near - 1, q.device) if near else None
+            parts.append(functional.scaled_dot_product_attention(q, k, v, band, rate))
         return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
     rows = [x[0].transpose(0, 1) for x in (query, key, value)]
     if not rate and (out := heads.attend_packed(*rows, layout.bounds)) is not None:
@@ -380,8 +385,7 @@ def linearise_body(
 
 
 def _joined(text: Any, tokenizer: Any, corpus: Corpus) -> str:
-    parts: Sequence[str] = parts_of(text)
-    return (f" {tokenizer.sep_token} " if corpus.pairs else " ").join(parts)
+    return (f" {tokenizer.sep_token} " if corpus.pairs else " ").join(parts_of(text))
 
 
 def complete(
@@ -390,8 +394,7 @@ def complete(
     """Do what is left after training: linear attention, calibration, a baseline."""
     settings, corpus = setup.settings, setup.corpus
     if setup.attention == "linear" and settings.model.linearise == "after":
-        named = settings.model.encoder
-        source = find_encoder(named) if folder is None else folder / ENCODER
+        source = folder / ENCODER if folder else find_encoder(settings.model.encoder)
         tokenizer = load_tokenizer(source, corpus.kind)
         body = linearise_body(full.body, tokenizer, settings, corpus, folder)
         learned, full = full, wrap(body, settings, corpus.kind, len(corpus.classes))
