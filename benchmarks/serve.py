@@ -8,7 +8,9 @@ Both servers are Starlette applications under uvicorn, each a process of its own
 loopback; the rival tokenizes every request and calls `AutoModel`, as its documentation
 shows, in the framework's pool of threads, and has the same weights. Clients keep one
 connection each, send one review at a time and wait for the answer. The servers take
-turns, so that what else the machine does meets both.
+turns, so that what else the machine does meets both. Beside the rate there is processor
+time of the server per request: on a busy machine whoever has more threads to run gets
+more of the machine, which is not a merit.
 """
 
 import argparse
@@ -22,6 +24,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from coulomb.text import Predictor, TextClassifier, load_task
 
@@ -80,14 +83,21 @@ async def client(port, texts, until, seconds):
     return answer
 
 
-async def load(port, texts, clients, duration):
-    """Give the requests per second and the 99th percentile of their time."""
+def processor_time(process):
+    times = psutil.Process(process.pid).cpu_times()
+    return times.user + times.system
+
+
+async def load(port, texts, clients, duration, process):
+    """Give requests per second, the 99th percentile of their time, and their cost."""
+    spent = processor_time(process)
     seconds, until = [], time.perf_counter() + duration
     began = time.perf_counter()
     parts = [texts[number::clients] for number in range(clients)]
     await asyncio.gather(*(client(port, part, until, seconds) for part in parts))
     passed = time.perf_counter() - began
-    return len(seconds) / passed, float(np.quantile(seconds, 0.99))
+    cost = (processor_time(process) - spent) / len(seconds)
+    return len(seconds) / passed, float(np.quantile(seconds, 0.99)), cost
 
 
 def wait_for(port, texts):
@@ -111,7 +121,7 @@ def main():
     if asked.rival:
         rival(asked.rival[0], int(asked.rival[1]))
         return
-    corpus = load_task("rotten_tomatoes", data_dir=asked.data_dir)
+    corpus = load_task("rotten_tomatoes", asked.data_dir)
     train, test = corpus.split("train"), corpus.split("test")
     texts = list(test.texts) * 20
     with tempfile.TemporaryDirectory() as place:
@@ -127,27 +137,34 @@ def main():
             "coulomb": ["-m", "coulomb", "serve", str(run), "--port", "8765"],
             "transformers": [__file__, "--rival", str(export), "8766"],
         }
-        started = [subprocess.Popen([sys.executable, *verb]) for verb in verbs.values()]
+        processes = {
+            name: subprocess.Popen([sys.executable, *verb])
+            for name, verb in verbs.items()
+        }
         try:
             ours = wait_for(8765, texts)["predictions"][0]["probabilities"]
             theirs = wait_for(8766, texts)["probabilities"][0]
             np.testing.assert_allclose(list(ours.values()), theirs, atol=1e-4)
-            print("clients  server        requests/s   p99, ms   times transformers")
+            print(
+                "clients  server        requests/s   p99, ms   processor, ms"
+                "   times transformers   per processor time"
+            )
             for clients in map(int, asked.clients.split(",")):
                 found = {name: [] for name in ports}
                 for _ in range(asked.rounds):
                     for name, port in ports.items():
-                        took = asyncio.run(load(port, texts, clients, asked.seconds))
-                        found[name].append(took)
+                        how = texts, clients, asked.seconds, processes[name]
+                        found[name].append(asyncio.run(load(port, *how)))
                 best = {name: np.mean(rates, axis=0) for name, rates in found.items()}
-                for name, (rate, late) in best.items():
-                    ratio = rate / best["transformers"][0]
+                rival_rate, _, rival_cost = best["transformers"]
+                for name, (rate, late, cost) in best.items():
                     print(
                         f"{clients:7}  {name:12} {rate:11.1f} {1e3 * late:9.1f}"
-                        f" {ratio:14.2f}"
+                        f" {1e3 * cost:15.1f} {rate / rival_rate:20.2f}"
+                        f" {rival_cost / cost:20.2f}"
                     )
         finally:
-            for process in started:
+            for process in processes.values():
                 process.terminate()
                 process.wait(30)
 

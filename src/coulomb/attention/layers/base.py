@@ -180,13 +180,14 @@ def causal_from_mask(attn_mask: Tensor | None, n: int, m: int) -> bool:
 @contextmanager
 def in_mode(model: nn.Module, *, train: bool) -> Iterator[None]:
     """Switch the mode in the block, and every module back to its own after it."""
-    modes = [(module, module.training) for module in model.modules()]
+    others = [module for module in model.modules() if module.training != train]
     try:
-        model.train(train)
+        if others:
+            model.train(train)
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        for module in others:
+            module.training = not train
 
 
 class LayerOptions(TypedDict, total=False):
