@@ -221,11 +221,12 @@ def features(model, part, numbers):
     return out.double().numpy(), y.numpy()
 
 
-def score(model, parts, numbers, corpus, seen=None):
+def score(model, parts, numbers, corpus, seen=None, inverse=None):
     """Fit the head on some rows, and score the test rows."""
     x, y = features(model, parts["train"], numbers)
     centre, scale = x.mean(axis=0), x.std(axis=0).mean()
-    head = LogisticRegression(C=SIZES[corpus.kind]["head"], max_iter=2000)
+    inverse = inverse or SIZES[corpus.kind]["head"]
+    head = LogisticRegression(C=inverse, max_iter=2000)
     head.fit((x - centre) / scale, y)
     every = np.arange(len(parts["test"]["labels"]))
     new, true = seen or features(model, parts["test"], every)
@@ -350,10 +351,11 @@ def compute(given, file, done):
                         kind = "phase_a" if kind == "shuffled" else kind
                         size = chosen or SIZES[corpus.kind].get(kind, 0)
                         model = moved(arm, layers.get(arm, fast), *how, size)
-                        if arm in ("softmax", "linear") and arm not in seen:
+                        if arm in ("softmax", "linear", "head") and arm not in seen:
                             every = np.arange(len(parts["test"]["labels"]))
                             seen[arm] = features(model, parts["test"], every)
-                        value = score(model, *how[:3], seen.get(arm))
+                        inverse = chosen if arm == "head" else None
+                        value = score(model, *how[:3], seen.get(arm), inverse)
                     told = {"task": task, "labels": count, "seed": seed, "arm": arm}
                     told |= {"size": chosen, "score": value}
                     told |= {"seconds": time.process_time() - began}
@@ -371,6 +373,7 @@ def arms_of(select, by_token):
     if not select:
         return [(arm, 0) for arm in ARMS if not (by_token and arm == "tfidf")]
     sizes = [(arm, s) for arm in ("phase_a", "joint") for s in (3e-3, 1e-2)]
+    sizes += [("head", inverse) for inverse in (1e-3, 1e-2, 1e-1, 1.0)]
     return [("linear", 0), *sizes, *(("tuned", s) for s in (1e-4, 3e-4, 1e-3))]
 
 
