@@ -310,6 +310,7 @@ def main():
     parser.add_argument("--seeds", default="0-5", help="from, and to before which")
     parser.add_argument("--test-rows", type=int, default=500)
     parser.add_argument("--kept", type=Path, default=Path("few-labels"))
+    parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--select", action="store_true")
     parser.add_argument("--table", action="store_true", help="Print what is there.")
     given = parser.parse_args()
@@ -339,7 +340,7 @@ def compute(given, file, done):
                 drawn = seed + 1000 * given.select
                 labels = parts["train"]["labels"]
                 numbers = choose_rows(labels, count, drawn, by_token)
-                for arm, chosen in arms_of(given.select, by_token):
+                for arm, chosen in arms_of(given, by_token):
                     if (task, count, seed, arm, chosen) in there:
                         continue
                     began = time.process_time()
@@ -369,9 +370,10 @@ def corpus_texts(corpus):
     return [text if isinstance(text, str) else " ".join(text) for text in texts]
 
 
-def arms_of(select, by_token):
-    if not select:
-        return [(arm, 0) for arm in ARMS if not (by_token and arm == "tfidf")]
+def arms_of(given, by_token):
+    if not given.select:
+        arms = given.arms.split(",")
+        return [(arm, 0) for arm in arms if not (by_token and arm == "tfidf")]
     sizes = [(arm, s) for arm in ("phase_a", "joint") for s in (3e-3, 1e-2)]
     sizes += [("head", inverse) for inverse in (1e-3, 1e-2, 1e-1, 1.0)]
     return [("linear", 0), *sizes, *(("tuned", s) for s in (1e-4, 3e-4, 1e-3))]
