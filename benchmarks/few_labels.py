@@ -21,10 +21,11 @@ texts:
   encoder, as SetFit does, over pairs of the labelled texts, ten of each; it costs
   several times as much, and runs if it is asked for (`--arms contrastive`).
 
-Sizes and the penalty of the head were chosen with `--select`, on training rows that no
-comparison sees. Every record goes to a JSON-lines file; records that are there are not
-computed again. Test rows: the first of a fixed shuffle of the split that each task
-reports on. Matrices are multiplied in bfloat16, for all arms.
+Sizes and the penalty of the head were chosen on training rows that no comparison sees,
+by a script of which `--select` is the successor. Every record goes to a JSON-lines
+file; records that are there are not computed again. Test rows: the first of a fixed
+shuffle of the split that each task reports on. Matrices are multiplied in bfloat16, for
+all arms.
 """
 
 import argparse
@@ -68,7 +69,7 @@ ARMS = (
     "contrastive",
 )
 LAYERS, STEPS, FEATURES, POOL, DEVELOP = 3, 10, 16, 600, 600
-# By --select, for texts and for tags: steps of Phase A, the rate of `tuned`, and the
+# Chosen so, for texts and for tags: steps of Phase A, the rate of `tuned`, and the
 # inverse penalty of the head.
 SIZES = {
     "sequence": {
