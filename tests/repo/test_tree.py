@@ -17,7 +17,7 @@ PUBLIC_PRIVATE = {"_version", "__version__"}
 # They fall, but for features that were asked for (the last: a server, CSV files as they
 # come, bounds of stranger's files, texts with quantities, ONNX, a baseline for tags, a
 # loop for near keys); the goals are 25,000 lines of code and 140 files.
-MOST_CODE, MOST_DOCSTRINGS, MOST_FILES = 28_446, 10_209, 134
+MOST_CODE, MOST_DOCSTRINGS, MOST_FILES = 28_449, 10_209, 134
 
 
 FORBIDDEN = (
