@@ -609,7 +609,7 @@ def _card(model: Any, folder: Path | None, summary: Any) -> str:
         recipe = f"Particles were learned without labels.\n\n```\n{summary}\n```"
     count = n_positions(model)
     limits = f"Texts of at most {count} tokens." if count else "None is known."
-    if exact := model.config.coulomb.get("exact_length"):
+    if exact := getattr(model.config, "coulomb", {}).get("exact_length"):
         limits += f" Those of at most {exact} attend by softmax, as the original does."
     template = (files("coulomb.attention.layers") / "card.md").read_text(
         encoding="utf-8"
